@@ -1,0 +1,1 @@
+//! Ranks as threads of one process.

@@ -1,4 +1,16 @@
 //! Data-parallel training for Burn: one process per device, gradients averaged while backward is
 //! still running.
 
+mod autodiff;
+mod config;
+mod ddp;
+mod dtype;
+mod error;
 pub mod group;
+mod reducer;
+mod replica;
+
+pub use config::{Reduction, WrapConfig};
+pub use ddp::{Ddp, NoSync, Stats};
+pub use error::{BackwardPanic, Error, try_backward};
+pub use reducer::{BucketTrace, ReducerError, RoundTrace};

@@ -12,11 +12,14 @@ mod descriptor;
 mod dtype;
 mod error;
 pub mod host;
+pub(crate) mod objects;
 pub mod thread;
+mod work;
 
 pub use descriptor::{OpDescriptor, OpKind};
 pub use dtype::{DType, ReduceOp};
 pub use error::{GroupError, Result};
+pub use work::{QueueClosed, Work, WorkQueue};
 
 use std::{fmt::Debug, sync::Arc};
 

@@ -11,10 +11,16 @@
 mod descriptor;
 mod dtype;
 mod error;
+mod heap;
 pub mod host;
 pub(crate) mod objects;
+mod ops;
+mod reduce;
 pub mod thread;
 mod work;
+
+#[cfg(test)]
+mod conformance;
 
 pub use descriptor::{OpDescriptor, OpKind};
 pub use dtype::{DType, ReduceOp};
@@ -55,7 +61,13 @@ pub trait ProcessGroup: Send + Sync + Debug {
 
     /// Reduces `send` (of `world_size * recv.len()` bytes) over all ranks and leaves block `rank` in
     /// `recv`.
-    fn reduce_scatter(&self, send: &[u8], recv: &mut [u8], dtype: DType, op: ReduceOp) -> Result<()>;
+    fn reduce_scatter(
+        &self,
+        send: &[u8],
+        recv: &mut [u8],
+        dtype: DType,
+        op: ReduceOp,
+    ) -> Result<()>;
 
     /// Returns when every rank has called it.
     fn barrier(&self) -> Result<()>;

@@ -29,3 +29,6 @@ mod ops;
 mod proxy;
 pub(crate) mod session;
 mod store;
+
+#[cfg(test)]
+mod tests;

@@ -22,6 +22,9 @@ mod tail;
 mod trace;
 mod uses;
 
+#[cfg(test)]
+mod tests;
+
 pub use error::ReducerError;
 pub(crate) use layout::{Layout, ParamSpec};
 pub(crate) use plan::BucketCaps;

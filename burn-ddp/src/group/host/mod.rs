@@ -4,4 +4,6 @@
 //! # Transports
 //! # Liveness
 
-mod control;
+pub(crate) mod control;
+#[cfg(target_os = "linux")]
+pub(crate) mod shm;

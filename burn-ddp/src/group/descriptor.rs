@@ -20,6 +20,10 @@ pub enum OpKind {
     ReduceScatter(ReduceOp),
     /// No data.
     Barrier,
+    /// The ranks reserve a group buffer of as many bytes as the count says.
+    Buffer,
+    /// The ranks make another group.
+    NewGroup,
 }
 
 impl fmt::Display for OpKind {
@@ -30,6 +34,8 @@ impl fmt::Display for OpKind {
             OpKind::AllGather => f.write_str("all_gather"),
             OpKind::ReduceScatter(op) => write!(f, "reduce_scatter({op})"),
             OpKind::Barrier => f.write_str("barrier"),
+            OpKind::Buffer => f.write_str("buffer"),
+            OpKind::NewGroup => f.write_str("new_group"),
         }
     }
 }
@@ -52,20 +58,20 @@ pub struct OpDescriptor {
     pub dtype: DType,
     /// Number of elements that this rank gives.
     pub count: u64,
+    /// The group buffer that it runs on, from 1 in creation order; 0 for the caller's own memory.
+    pub buffer: u32,
 }
 
 impl fmt::Display for OpDescriptor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} of {} x {} (", self.kind, self.count, self.dtype)?;
+        if self.buffer != 0 {
+            write!(f, "group buffer {}, ", self.buffer)?;
+        }
         write!(
             f,
-            "{} of {} x {} (operation {} of group {}, job {:016x}, generation {})",
-            self.kind,
-            self.count,
-            self.dtype,
-            self.sequence,
-            self.group,
-            self.job,
-            self.generation
+            "operation {} of group {}, job {:016x}, generation {})",
+            self.sequence, self.group, self.job, self.generation
         )
     }
 }

@@ -77,7 +77,7 @@ pub enum ReduceOp {
     /// Sum over ranks.
     Sum = 1,
     /// Sum over ranks divided by the number of ranks. f16 and bf16 divide in f32, before they
-    /// round, so that a mean never overflows. Not defined for integers.
+    /// round, so that a mean of f16 never overflows. Not defined for integers.
     Mean = 2,
     /// Smallest element; NaN if any rank's is NaN.
     Min = 3,

@@ -11,8 +11,14 @@
 mod descriptor;
 mod dtype;
 mod error;
+mod heap;
 pub mod host;
+mod ops;
+mod reduce;
 pub mod thread;
+
+#[cfg(test)]
+mod conformance;
 
 pub use descriptor::{OpDescriptor, OpKind};
 pub use dtype::{DType, ReduceOp};
@@ -52,7 +58,13 @@ pub trait ProcessGroup: Send + Sync + Debug {
 
     /// Reduces `send` (of `world_size * recv.len()` bytes) over all ranks and leaves block `rank` in
     /// `recv`.
-    fn reduce_scatter(&self, send: &[u8], recv: &mut [u8], dtype: DType, op: ReduceOp) -> Result<()>;
+    fn reduce_scatter(
+        &self,
+        send: &[u8],
+        recv: &mut [u8],
+        dtype: DType,
+        op: ReduceOp,
+    ) -> Result<()>;
 
     /// Returns when every rank has called it.
     fn barrier(&self) -> Result<()>;

@@ -81,6 +81,15 @@ pub(super) fn receive<T: DeserializeOwned>(stream: &TcpStream, limit: usize, dea
     decode(&body)
 }
 
+/// The message of a whole frame that came by another way.
+pub(super) fn decode_frame<T: DeserializeOwned>(frame: &[u8]) -> io::Result<T> {
+    let (prefix, body) = frame.split_first_chunk::<PREFIX>().ok_or(ErrorKind::UnexpectedEof)?;
+    if bounded(*prefix, body.len())? != body.len() {
+        return Err(invalid("a message with bytes after its end"));
+    }
+    decode(body)
+}
+
 /// Collects frames from a non-blocking socket.
 #[derive(Debug)]
 pub(super) struct FrameReader {

@@ -58,6 +58,11 @@ impl Failure {
             }
             Failure::Left { peer } => GroupError::PeerLeft { rank, peer: *peer, operation: operation() },
             Failure::Other { origin, error } if *origin == rank => error.clone(),
+            Failure::Other { origin, error: GroupError::Mismatch { peer, ours, theirs, .. } } if *peer == rank => {
+                GroupError::Mismatch { rank, peer: *origin, ours: theirs.clone(), theirs: ours.clone() }
+            }
+            // As the origin saw it: a third rank's transport replaces it by its own comparison.
+            Failure::Other { error: error @ GroupError::Mismatch { .. }, .. } => error.clone(),
             Failure::Other { origin, error } => {
                 let reason = match error {
                     GroupError::Aborted { reason, .. } => reason.clone(),

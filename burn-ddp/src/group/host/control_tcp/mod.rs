@@ -140,4 +140,4 @@ impl Drop for TcpControl {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

@@ -71,8 +71,9 @@ impl Monitor {
             }
             self.answer_door();
         }
+        let shared = self.shared.clone();
         self.goodbye();
-        self.shared.finish();
+        shared.finish();
     }
 
     /// Queues a frame on every open connection.

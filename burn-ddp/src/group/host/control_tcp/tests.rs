@@ -1,7 +1,7 @@
 //! The star over loopback sockets, without a rendezvous.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-use super::*;
+use super::{frame::Frame, *};
 use std::net::TcpListener;
 
 fn member(rank: usize, world_size: usize) -> Membership {
@@ -38,11 +38,20 @@ fn rank_zero(world_size: usize, change: impl Fn(&mut Membership)) -> (TcpControl
     (control(member, links), far)
 }
 
-fn star(world_size: usize) -> Vec<TcpControl> {
-    let (zero, far) = rank_zero(world_size, |_| {});
+/// All ranks of a job, for the tests of what is built on a control plane.
+pub(in super::super) fn star_with(world_size: usize, change: impl Fn(&mut Membership)) -> Vec<TcpControl> {
+    let (zero, far) = rank_zero(world_size, &change);
     let mut all = vec![zero];
-    all.extend(far.into_iter().enumerate().map(|(i, stream)| control(member(i + 1, world_size), vec![(0, stream)])));
+    all.extend(far.into_iter().enumerate().map(|(i, stream)| {
+        let mut member = member(i + 1, world_size);
+        change(&mut member);
+        control(member, vec![(0, stream)])
+    }));
     all
+}
+
+fn star(world_size: usize) -> Vec<TcpControl> {
+    star_with(world_size, |_| {})
 }
 
 /// What `check` comes to say within ten seconds.

@@ -1,0 +1,2 @@
+//! Rank 0 and its callers as threads over loopback.
+#![allow(clippy::unwrap_used, clippy::panic)]

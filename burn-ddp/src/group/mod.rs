@@ -13,6 +13,7 @@ mod dtype;
 mod error;
 mod heap;
 pub mod host;
+mod local;
 mod ops;
 mod reduce;
 pub mod thread;

@@ -358,7 +358,8 @@ impl ProcessGroup for ThreadGroup {
         let number = counters.buffers + 1;
         member.meet(&mut counters, Call::buffer(number, bytes), &[])?;
         counters.buffers = number;
-        Ok(Box::new(HeapBuffer::new(member.clone(), number, bytes)?))
+        let buffer = HeapBuffer::new(member.clone(), number, bytes);
+        Ok(Box::new(buffer.map_err(|error| member.fail(error))?))
     }
 
     fn new_group(&self) -> Result<Arc<dyn ProcessGroup>> {

@@ -4,6 +4,7 @@
 //! ([`FAMILIES`]), the first that is present as a whole; half a family is an error.
 
 use super::secret::Secret;
+use serde::{Deserialize, Serialize};
 use std::{
     fmt,
     net::TcpListener,
@@ -91,7 +92,7 @@ pub enum SettingsError {
 }
 
 /// How the ranks' data travels.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Transport {
     /// Shared memory where all ranks are on one machine that has it, else TCP with a warning.
     #[default]

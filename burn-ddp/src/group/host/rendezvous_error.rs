@@ -119,6 +119,14 @@ pub enum RendezvousError {
         /// On rank 0 the missing ranks and the callers that were turned away; on others what was tried.
         reason: String,
     },
+    /// Shared memory was asked for and is not to be had.
+    #[error("rank {rank}: no shared memory: {reason}. Without BURN_DDP_TRANSPORT=shm the ranks use TCP instead")]
+    NoSharedMemory {
+        /// The rank that reports.
+        rank: usize,
+        /// Why, the same on all ranks.
+        reason: String,
+    },
     /// The operating system refused something.
     #[error("rank {rank}: {operation} failed: {cause}")]
     Io {

@@ -116,7 +116,7 @@ fn attempt(settings: &Rendezvous, secret: &Secret, address: SocketAddr, deadline
                 let reason = "its table of ranks is not this job's".to_owned();
                 return Err(Attempt::Final(RendezvousError::Refused { rank, address, reason }));
             }
-            Ok(Joined { job, peers, links: vec![(0, stream)], door: None })
+            Ok(Joined { job, secret: secret.clone(), peers, links: vec![(0, stream)], door: None })
         }
         Answer::Refused { reason } => Err(Attempt::Final(RendezvousError::Refused { rank, address, reason })),
         Answer::Inconsistent { reason } => Err(Attempt::Final(RendezvousError::Inconsistent { rank, reason })),

@@ -17,6 +17,7 @@ mod serve;
 pub(super) use join::join;
 pub(super) use serve::{LateDoor, serve};
 
+use super::{env::Transport, secret::Secret};
 use serde::{Deserialize, Serialize};
 use std::{fmt, net::TcpStream};
 
@@ -34,6 +35,7 @@ struct Hello {
     world_size: usize,
     generation: u32,
     version: String,
+    transport: Transport,
     peer: Peer,
 }
 
@@ -67,6 +69,8 @@ enum Answer {
 #[derive(Debug)]
 pub(super) struct Joined {
     pub(super) job: u64,
+    /// What the ranks proved to know.
+    pub(super) secret: Secret,
     /// In rank order.
     pub(super) peers: Vec<Peer>,
     /// On rank 0 one connection to each other rank; on others the one to rank 0. With the rank at its far end.
@@ -83,6 +87,7 @@ impl Hello {
             world_size: settings.world_size.get(),
             generation: settings.generation,
             version: VERSION.to_owned(),
+            transport: settings.transport,
             peer: Peer::this(settings),
         }
     }

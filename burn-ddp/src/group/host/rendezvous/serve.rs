@@ -68,6 +68,7 @@ pub(in super::super) fn serve(settings: &mut Rendezvous, waker: &Arc<Waker>) -> 
         us: Hello::new(settings),
         guests: BTreeMap::new(),
         turned_away: BTreeMap::new(),
+        secret: secret.clone(),
         start,
     };
     let mut joined = server.run(waker, start + settings.rendezvous_timeout)?;
@@ -149,6 +150,12 @@ impl Hello {
                 self.peer, self.world_size, theirs.world_size
             ));
         }
+        if theirs.transport != self.transport {
+            return Verdict::Contradicts(format!(
+                "rank 0 asks for the transport {:?}, rank {rank} ({peer}) for {:?}",
+                self.transport, theirs.transport
+            ));
+        }
         if rank >= self.world_size {
             return Verdict::Contradicts(format!("{peer} says it is rank {rank}, but the world size is {}", self.world_size));
         }
@@ -156,6 +163,16 @@ impl Hello {
             return Verdict::Contradicts(duplicate(rank, &self.peer, peer));
         }
         Verdict::Fits
+    }
+}
+
+#[cfg(test)]
+impl Hello {
+    pub(super) fn contradiction_with(&self, theirs: &Hello) -> Option<String> {
+        match self.verdict(theirs) {
+            Verdict::Contradicts(reason) => Some(reason),
+            Verdict::Fits | Verdict::Turn(_) => None,
+        }
     }
 }
 
@@ -169,6 +186,7 @@ struct Server {
     guests: BTreeMap<usize, Guest>,
     /// Why, and how many.
     turned_away: BTreeMap<String, usize>,
+    secret: Secret,
     start: Instant,
 }
 
@@ -311,6 +329,6 @@ impl Server {
         }
         let links = self.guests.into_iter().map(|(rank, guest)| (rank, guest.stream)).collect();
         tracing::info!("all {} ranks have come in {:.1?} (burn-ddp {VERSION}, job {job:016x})", peers.len(), self.start.elapsed());
-        Ok(Joined { job, peers, links, door: None })
+        Ok(Joined { job, secret: self.secret, peers, links, door: None })
     }
 }

@@ -24,12 +24,14 @@ use std::{
     },
 };
 
-/// Apart from the tags of other users of the control plane; the low half is the parent group.
-const TAG: u64 = 0x7463_7067 << 32;
+/// Tags of control exchanges, apart from those of other users of the control plane: the set-up of a group
+/// without a parent carries its caller's number in the low half, that of a child its parent's.
+const ROOT: u64 = 0x7463_7072 << 32;
+const CHILD: u64 = 0x7463_7063 << 32;
 
-/// What all groups of a process have in common.
+/// What all TCP groups of a job have in common.
 #[derive(Debug)]
-struct Plane {
+pub(super) struct Plane {
     control: Arc<dyn Control>,
     secret: Secret,
     local: IpAddr,
@@ -60,20 +62,36 @@ struct Lane {
     broken: bool,
 }
 
-impl TcpGroup {
-    /// Collective: connects all ranks of the job, each reachable for the others at its `local` address.
-    pub(super) fn create(control: Arc<dyn Control>, secret: Secret, local: IpAddr) -> Result<Self> {
+impl Plane {
+    /// Every rank must be reachable for the others at its `local` address.
+    pub(super) fn new(control: Arc<dyn Control>, secret: Secret, local: IpAddr) -> Self {
         Self::with_tuning(control, secret, local, Tuning::default())
     }
 
-    fn with_tuning(control: Arc<dyn Control>, secret: Secret, local: IpAddr, tuning: Tuning) -> Result<Self> {
-        let plane = Plane { control, secret, local, tuning, groups: AtomicU32::new(1) };
-        Ok(Self(Member::connect(Arc::new(plane), u64::MAX, 0)?))
+    fn with_tuning(control: Arc<dyn Control>, secret: Secret, local: IpAddr, tuning: Tuning) -> Self {
+        Self { control, secret, local, tuning, groups: AtomicU32::new(0) }
+    }
+}
+
+impl TcpGroup {
+    /// Connects all ranks of the job. Collective; the ranks are in the same call when they give the same `number`.
+    pub(super) fn create(plane: &Arc<Plane>, number: u32) -> Result<Self> {
+        Ok(Self(Member::connect(plane.clone(), ROOT | u64::from(number))?))
+    }
+
+    /// [`ProcessGroup::new_group`], as this type.
+    pub(super) fn child(&self) -> Result<Self> {
+        let member = &self.0;
+        let mut lane = member.lane();
+        member.run_in(&mut lane, Call::new_group(), |collective| collective.meet())?;
+        // The lane is still held: the set-ups from one parent come in one order on all ranks.
+        Ok(Self(Member::connect(member.plane.clone(), CHILD | u64::from(member.id.group))?))
     }
 }
 
 impl Member {
-    fn connect(plane: Arc<Plane>, tag: u64, proposed: u32) -> Result<Arc<Self>> {
+    fn connect(plane: Arc<Plane>, tag: u64) -> Result<Arc<Self>> {
+        let proposed = plane.groups.fetch_add(1, Ordering::Relaxed);
         let mesh = mesh::connect(&plane, tag, proposed).inspect_err(|error| plane.control.fail(error.clone()))?;
         let id = mesh::identity(&plane, mesh.group);
         let lane = Lane { mesh, sequence: 0, buffers: 0, scratch: Scratch::default(), broken: false };
@@ -187,13 +205,7 @@ impl ProcessGroup for TcpGroup {
     }
 
     fn new_group(&self) -> Result<Arc<dyn ProcessGroup>> {
-        let member = &self.0;
-        let mut lane = member.lane();
-        member.run_in(&mut lane, Call::new_group(), |collective| collective.meet())?;
-        let plane = member.plane.clone();
-        let proposed = plane.groups.fetch_add(1, Ordering::Relaxed);
-        // The lane is still held: set-ups of one parent come in one order on all ranks.
-        Ok(Arc::new(Self(Member::connect(plane, TAG | u64::from(member.id.group), proposed)?)))
+        Ok(Arc::new(self.child()?))
     }
 
     fn abort(&self, reason: &str) {

@@ -17,8 +17,8 @@ fn make_with(tuning: Tuning, world_size: usize, timeout: Duration) -> Vec<Arc<dy
                 let secret = secret.clone();
                 scope.spawn(move || {
                     let local = control.local_address();
-                    let group = TcpGroup::with_tuning(Arc::new(control), secret, local, tuning).unwrap();
-                    Arc::new(group) as Arc<dyn ProcessGroup>
+                    let plane = Arc::new(Plane::with_tuning(Arc::new(control), secret, local, tuning));
+                    Arc::new(TcpGroup::create(&plane, 0).unwrap()) as Arc<dyn ProcessGroup>
                 })
             })
             .collect();

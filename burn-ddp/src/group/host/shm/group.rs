@@ -1,0 +1,470 @@
+//! The group.
+
+use super::{
+    buffer::ShmBuffer,
+    collectives::{Operation, payload_size},
+    rounds::{Layout, Rounds},
+    segment::{self, NoSharedMemory, Segment},
+    wait::{self, Patience},
+};
+use crate::group::{
+    DType, GroupBuffer, GroupError, ProcessGroup, ReduceOp, Result,
+    heap::{HeapBuffer, ReduceBuffer},
+    host::control::Control,
+    ops::{Call, Identity},
+};
+use std::{
+    path::PathBuf,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicU32, Ordering},
+    },
+    time::Duration,
+};
+
+/// Sizes and places, equal on all ranks.
+#[derive(Clone, Debug)]
+pub(crate) struct Options {
+    /// Where segments are made.
+    pub(crate) directory: PathBuf,
+    /// Bytes of a piece of a large operation.
+    pub(crate) piece: usize,
+    /// Up to how many bytes every rank reduces everything itself, in one round.
+    pub(crate) one_shot: usize,
+}
+
+impl Options {
+    /// The measured best for `world_size` ranks. All areas together stay small against the last cache and
+    /// against a container's 64 MiB of shared memory.
+    pub(crate) fn new(world_size: usize) -> Self {
+        Self {
+            directory: segment::directory(),
+            piece: (8 * MIB / world_size.max(1)).clamp(64 * KIB, 512 * KIB),
+            one_shot: (64 * KIB / world_size.max(1)).max(4 * KIB),
+        }
+    }
+
+    /// A piece is a whole number of lines for every rank, and holds a small operation.
+    fn payload(&self, ranks: usize) -> usize {
+        let piece = self.piece.max(self.one_shot).max(4 * KIB);
+        payload_size(piece.next_multiple_of(64 * ranks), ranks)
+    }
+}
+
+const KIB: usize = 1 << 10;
+const MIB: usize = 1 << 20;
+
+/// Exchanges for group `g` run under this tag plus `g`.
+const TAG: u64 = 1 << 32;
+
+/// The ranks of one machine, through shared memory.
+#[derive(Clone, Debug)]
+pub(crate) struct ShmGroup(Arc<Inner>);
+
+#[derive(Debug)]
+pub(super) struct Inner {
+    control: Arc<dyn Control>,
+    id: Identity,
+    options: Options,
+    spin: Duration,
+    /// Locked during an operation, so that the threads of one rank take turns.
+    state: Mutex<State>,
+    family: Arc<Family>,
+}
+
+#[derive(Debug)]
+struct State {
+    rounds: Rounds,
+    sequence: u64,
+    buffers: u32,
+    /// Set by the first error, after which the rounds must not be touched.
+    failed: Option<GroupError>,
+}
+
+/// What a group shares with the groups that were made from it.
+#[derive(Debug)]
+struct Family {
+    /// On rank 0, which numbers the groups: the next one.
+    next: AtomicU32,
+    /// Whether this rank has said that it makes buffers on the heap.
+    warned: AtomicBool,
+}
+
+impl ShmGroup {
+    /// Makes group `group` of the job's ranks. Collective, through the control connections.
+    ///
+    /// The outer error is the job's failure. The inner one is agreed by all ranks, who can go on without
+    /// shared memory.
+    pub(crate) fn create(
+        control: Arc<dyn Control>,
+        group: u32,
+        options: Options,
+    ) -> Result<Result<Self, NoSharedMemory>> {
+        let family = Family {
+            next: AtomicU32::new(group + 1),
+            warned: AtomicBool::new(false),
+        };
+        let gather = control.clone();
+        let mut exchange = |data: &[u8]| gather.exchange(TAG + u64::from(group), data);
+        Self::assemble(control, group, options, Arc::new(family), &mut exchange)
+    }
+
+    fn assemble(
+        control: Arc<dyn Control>,
+        group: u32,
+        options: Options,
+        family: Arc<Family>,
+        exchange: &mut dyn FnMut(&[u8]) -> Result<Vec<Vec<u8>>>,
+    ) -> Result<Result<Self, NoSharedMemory>> {
+        let id = Identity {
+            rank: control.rank(),
+            world_size: control.world_size(),
+            job: control.job(),
+            generation: control.generation(),
+            group,
+        };
+        let layout = Layout::new(id.world_size, options.payload(id.world_size));
+        let made = Segment::create(
+            id.rank,
+            id.job,
+            &options.directory,
+            layout.bytes(),
+            exchange,
+        )?;
+        Ok(made.map(|segment| {
+            let rounds = Rounds::new(segment, layout, id.rank);
+            Self(Arc::new(Inner {
+                control,
+                id,
+                options,
+                spin: wait::spin_time(id.world_size),
+                state: Mutex::new(State {
+                    rounds,
+                    sequence: 0,
+                    buffers: 0,
+                    failed: None,
+                }),
+                family,
+            }))
+        }))
+    }
+
+    /// [`ProcessGroup::new_group`] for a caller who can go on without shared memory: the number of
+    /// the new group, and the group or why there is none. Collective.
+    pub(crate) fn child(&self) -> Result<(u32, Result<Self, NoSharedMemory>)> {
+        let Inner {
+            control,
+            options,
+            family,
+            ..
+        } = &*self.0;
+        self.0.run(Call::new_group(), &mut self.0.lock(), |op| {
+            op.advance()?;
+            // Rank 0 numbers the groups, since two threads may make groups from two parents, in
+            // another order on every rank.
+            let number = match op.id.rank {
+                0 => family.next.fetch_add(1, Ordering::Relaxed),
+                _ => 0,
+            };
+            let numbers = op.exchange(&number.to_le_bytes())?;
+            let number = numbers[0]
+                .first_chunk()
+                .map_or(0, |bytes| u32::from_le_bytes(*bytes));
+            let (control, options, family) = (control.clone(), options.clone(), family.clone());
+            let mut exchange = |data: &[u8]| op.exchange(data);
+            let child = Self::assemble(control, number, options, family, &mut exchange)?;
+            Ok((number, child))
+        })
+    }
+}
+
+impl Inner {
+    // A panic under the lock is in this crate, or of a failed allocation; the rounds refuse nothing by it.
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Runs `body` as the next operation; tells the peers if it fails.
+    fn run<T>(
+        &self,
+        call: Call,
+        state: &mut State,
+        body: impl FnOnce(&mut Operation<'_>) -> Result<T>,
+    ) -> Result<T> {
+        if let Some(error) = &state.failed {
+            return Err(error.clone());
+        }
+        let descriptor = self.id.describe(call, state.sequence);
+        self.control
+            .check(&Vec::new, &|| format!("starting {descriptor}"))?;
+        state.rounds.announce(&descriptor);
+        let patience = Patience::new(&*self.control, self.spin, &descriptor);
+        let mut operation = Operation {
+            id: self.id,
+            rounds: &mut state.rounds,
+            descriptor,
+            patience,
+            one_shot: self.options.one_shot,
+            compared: false,
+        };
+        match body(&mut operation) {
+            Ok(result) => {
+                state.sequence += 1;
+                Ok(result)
+            }
+            Err(error) => {
+                self.control.fail(error.clone());
+                Err(state.failed.insert(error).clone())
+            }
+        }
+    }
+
+    pub(super) fn collective<T>(
+        &self,
+        call: Call,
+        body: impl FnOnce(&mut Operation<'_>) -> Result<T>,
+    ) -> Result<T> {
+        self.run(call, &mut self.lock(), body)
+    }
+
+    pub(super) fn id(&self) -> &Identity {
+        &self.id
+    }
+
+    fn warn_once(&self, bytes: usize, refused: &NoSharedMemory) {
+        if self.id.rank == 0 && !self.family.warned.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                "a buffer of {bytes} bytes goes to the heap, which costs a copy per operation: {refused}"
+            );
+        }
+    }
+}
+
+impl ReduceBuffer for Inner {
+    fn rank(&self) -> usize {
+        self.id.rank
+    }
+
+    fn all_reduce_buffer(
+        &self,
+        buffer: u32,
+        memory: &mut [u8],
+        bytes: usize,
+        dtype: DType,
+        op: ReduceOp,
+    ) -> Result<()> {
+        let call = Call::all_reduce(&self.id, buffer, bytes, dtype, op)?;
+        let call = call.within(&self.id, bytes, memory.len())?;
+        self.collective(call, |operation| {
+            operation.all_reduce(&mut memory[..bytes], dtype, op)
+        })
+    }
+}
+
+impl ProcessGroup for ShmGroup {
+    fn rank(&self) -> usize {
+        self.0.id.rank
+    }
+
+    fn world_size(&self) -> usize {
+        self.0.id.world_size
+    }
+
+    fn transport(&self) -> &'static str {
+        "shm"
+    }
+
+    fn all_reduce(&self, data: &mut [u8], dtype: DType, op: ReduceOp) -> Result<()> {
+        let call = Call::all_reduce(&self.0.id, 0, data.len(), dtype, op)?;
+        self.0
+            .collective(call, |operation| operation.all_reduce(data, dtype, op))
+    }
+
+    fn broadcast(&self, data: &mut [u8], dtype: DType, root: usize) -> Result<()> {
+        let call = Call::broadcast(&self.0.id, data.len(), dtype, root)?;
+        self.0
+            .collective(call, |operation| operation.broadcast(data, root))
+    }
+
+    fn all_gather(&self, send: &[u8], recv: &mut [u8], dtype: DType) -> Result<()> {
+        let call = Call::all_gather(&self.0.id, send.len(), recv.len(), dtype)?;
+        self.0
+            .collective(call, |operation| operation.all_gather(send, recv))
+    }
+
+    fn reduce_scatter(
+        &self,
+        send: &[u8],
+        recv: &mut [u8],
+        dtype: DType,
+        op: ReduceOp,
+    ) -> Result<()> {
+        let call = Call::reduce_scatter(&self.0.id, send.len(), recv.len(), dtype, op)?;
+        self.0.collective(call, |operation| {
+            operation.reduce_scatter(send, recv, dtype, op)
+        })
+    }
+
+    fn barrier(&self) -> Result<()> {
+        self.0
+            .collective(Call::barrier(), |operation| operation.advance())
+    }
+
+    fn buffer(&self, bytes: usize) -> Result<Box<dyn GroupBuffer>> {
+        let inner = &self.0;
+        let mut state = inner.lock();
+        let number = state.buffers + 1;
+        let small = bytes <= inner.options.one_shot;
+        let made = inner.run(Call::buffer(number, bytes), &mut state, |op| {
+            op.advance()?;
+            // Small buffers are reduced in one round by the other path.
+            if small {
+                return Ok(None);
+            }
+            ShmBuffer::reserve(inner.clone(), op, number, bytes, &inner.options.directory).map(Some)
+        })?;
+        state.buffers = number;
+        match made {
+            Some(Ok(buffer)) => return Ok(Box::new(buffer)),
+            Some(Err(refused)) => inner.warn_once(bytes, &refused),
+            None => {}
+        }
+        let buffer = HeapBuffer::new(inner.clone(), number, bytes);
+        Ok(Box::new(
+            buffer.inspect_err(|e| inner.control.fail(e.clone()))?,
+        ))
+    }
+
+    fn new_group(&self) -> Result<Arc<dyn ProcessGroup>> {
+        match self.child()? {
+            (_, Ok(child)) => Ok(Arc::new(child)),
+            (_, Err(refused)) => {
+                let error = GroupError::Transport {
+                    rank: self.0.id.rank,
+                    operation: "new_group".into(),
+                    cause: refused.to_string(),
+                };
+                self.0.control.fail(error.clone());
+                Err(error)
+            }
+        }
+    }
+
+    fn abort(&self, reason: &str) {
+        let rank = self.0.id.rank;
+        self.0.control.fail(GroupError::Aborted {
+            rank,
+            origin: rank,
+            reason: reason.into(),
+        });
+    }
+
+    fn failure(&self) -> Option<GroupError> {
+        self.0
+            .control
+            .check(&Vec::new, &|| "between operations".into())
+            .err()
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::{super::mock::MockControl, *};
+
+    /// Pieces so small that most sizes of the suite take many.
+    fn small(world_size: usize) -> Options {
+        Options {
+            piece: 4 * KIB,
+            one_shot: 64,
+            ..Options::new(world_size)
+        }
+    }
+
+    fn create(
+        world_size: usize,
+        timeout: Duration,
+        options: &Options,
+    ) -> Vec<Result<ShmGroup, NoSharedMemory>> {
+        std::thread::scope(|scope| {
+            let create = |c: Arc<dyn Control>| ShmGroup::create(c, 0, options.clone()).unwrap();
+            let controls = MockControl::new(world_size, timeout);
+            let ranks: Vec<_> = controls
+                .into_iter()
+                .map(|c| scope.spawn(move || create(c)))
+                .collect();
+            ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+        })
+    }
+
+    fn with(world_size: usize, timeout: Duration, options: &Options) -> Vec<Arc<dyn ProcessGroup>> {
+        let groups = create(world_size, timeout, options);
+        groups
+            .into_iter()
+            .map(|g| Arc::new(g.unwrap()) as Arc<dyn ProcessGroup>)
+            .collect()
+    }
+
+    mod small_pieces {
+        use super::*;
+
+        crate::group::conformance::suite!(|n, timeout| with(n, timeout, &small(n)));
+    }
+
+    mod default_pieces {
+        use super::*;
+
+        crate::group::conformance::suite!(|n, timeout| with(n, timeout, &Options::new(n)));
+    }
+
+    #[test]
+    fn ddp_35_no_directory_is_agreed() {
+        let options = Options {
+            directory: "/nonexistent/burn-ddp".into(),
+            ..Options::new(2)
+        };
+        let refused: Vec<_> = create(3, Duration::from_secs(60), &options)
+            .into_iter()
+            .map(Result::unwrap_err)
+            .collect();
+        assert_eq!(refused[0].rank, 0);
+        assert!(
+            refused[0].cause.contains("/nonexistent/burn-ddp"),
+            "{}",
+            refused[0]
+        );
+        assert!(refused.iter().all(|r| *r == refused[0]));
+    }
+
+    #[test]
+    fn ddp_35_a_buffer_that_does_not_fit_goes_to_the_heap() {
+        let groups = with(2, Duration::from_secs(60), &small(2));
+        std::thread::scope(|scope| {
+            for g in &groups {
+                scope.spawn(move || {
+                    // More than any machine has: the reservation fails, before a byte is touched.
+                    assert!(g.buffer(usize::MAX / 4).is_err());
+                });
+            }
+        });
+        let directory = tempfile::tempdir().unwrap();
+        let options = Options {
+            directory: directory.path().into(),
+            ..small(2)
+        };
+        let groups = with(2, Duration::from_secs(60), &options);
+        // Nothing is left of the base segment's name, and no new one can be made.
+        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
+        directory.close().unwrap();
+        std::thread::scope(|scope| {
+            for g in &groups {
+                scope.spawn(move || {
+                    let mut buffer = g.buffer(40_000).unwrap();
+                    buffer.input().fill(g.rank() as u8 + 1);
+                    buffer.all_reduce(40_000, DType::U8, ReduceOp::Sum).unwrap();
+                    assert!(buffer.output().iter().all(|x| *x == 3));
+                });
+            }
+        });
+    }
+}

@@ -1,0 +1,110 @@
+//! Waiting for the other ranks of a round.
+
+use super::sync::Line;
+use crate::group::{GroupError, Result, host::control::Control};
+use std::{
+    fmt::Display,
+    num::NonZero,
+    thread,
+    time::{Duration, Instant},
+};
+
+/// How long a rank sleeps before it looks whether the job has failed.
+const SLICE: Duration = Duration::from_millis(50);
+
+/// How long a rank spins before it sleeps: some times what a wake-up costs, if every rank has a core.
+const SPIN: Duration = Duration::from_micros(40);
+/// If ranks share cores, the one that is waited for may need this one.
+const SPIN_CROWDED: Duration = Duration::from_micros(1);
+
+/// How long to spin in a group of `world_size` ranks on this machine.
+pub(super) fn spin_time(world_size: usize) -> Duration {
+    let cores = thread::available_parallelism().map_or(1, NonZero::get);
+    if world_size <= cores {
+        SPIN
+    } else {
+        SPIN_CROWDED
+    }
+}
+
+/// One operation's patience.
+pub(super) struct Patience<'a> {
+    control: &'a dyn Control,
+    spin: Duration,
+    start: Instant,
+    operation: &'a dyn Display,
+}
+
+impl<'a> Patience<'a> {
+    pub(super) fn new(
+        control: &'a dyn Control,
+        spin: Duration,
+        operation: &'a dyn Display,
+    ) -> Self {
+        Self {
+            control,
+            spin,
+            start: Instant::now(),
+            operation,
+        }
+    }
+
+    /// Returns when all ranks have published `round`, the job has failed, or the operation's time is over.
+    pub(super) fn wait(&self, lines: &[Line], round: u32) -> Result<()> {
+        if self.spin(lines, round) {
+            return Ok(());
+        }
+        let limit = self.control.operation_timeout();
+        loop {
+            let missing = || {
+                (0..lines.len())
+                    .filter(|r| !lines[*r].reached(round))
+                    .collect()
+            };
+            let failure = self
+                .control
+                .check(&missing, &|| self.operation.to_string())
+                .err();
+            let elapsed = self.start.elapsed();
+            // Whoever failed may have published first, so that all are here after all and find the
+            // same error by themselves.
+            let Some(late) = lines.iter().find(|line| !line.reached(round)) else {
+                return Ok(());
+            };
+            if let Some(error) = failure {
+                return Err(error);
+            }
+            if elapsed >= limit {
+                return Err(GroupError::Timeout {
+                    rank: self.control.rank(),
+                    operation: self.operation.to_string(),
+                    elapsed,
+                    missing: missing(),
+                });
+            }
+            late.sleep(round, SLICE.min(limit - elapsed));
+        }
+    }
+
+    /// Whether all ranks came while spinning paid.
+    fn spin(&self, lines: &[Line], round: u32) -> bool {
+        let mut late = lines;
+        let mut started = None;
+        loop {
+            for _ in 0..64 {
+                while let [first, rest @ ..] = late
+                    && first.reached(round)
+                {
+                    late = rest;
+                }
+                if late.is_empty() {
+                    return true;
+                }
+                std::hint::spin_loop();
+            }
+            if started.get_or_insert_with(Instant::now).elapsed() >= self.spin {
+                return false;
+            }
+        }
+    }
+}

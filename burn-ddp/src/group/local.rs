@@ -27,15 +27,27 @@ impl LocalGroup {
     }
 
     fn with_failure(generation: u32, failure: Arc<OnceLock<GroupError>>) -> Self {
-        let id = Identity { rank: 0, world_size: 1, job: 0, generation, group: 0 };
-        Self(Arc::new(Inner { id, failure, buffers: AtomicU32::new(0) }))
+        let id = Identity {
+            rank: 0,
+            world_size: 1,
+            job: 0,
+            generation,
+            group: 0,
+        };
+        Self(Arc::new(Inner {
+            id,
+            failure,
+            buffers: AtomicU32::new(0),
+        }))
     }
 }
 
 impl Inner {
     /// What remains of a collective: its arguments have been checked, and the job may have been aborted.
     fn run(&self, _checked: Call) -> Result<()> {
-        self.failure.get().map_or(Ok(()), |error| Err(error.clone()))
+        self.failure
+            .get()
+            .map_or(Ok(()), |error| Err(error.clone()))
     }
 }
 
@@ -71,21 +83,36 @@ impl ProcessGroup for LocalGroup {
     }
 
     fn all_reduce(&self, data: &mut [u8], dtype: DType, op: ReduceOp) -> Result<()> {
-        self.0.run(Call::all_reduce(&self.0.id, 0, data.len(), dtype, op)?)
+        self.0
+            .run(Call::all_reduce(&self.0.id, 0, data.len(), dtype, op)?)
     }
 
     fn broadcast(&self, data: &mut [u8], dtype: DType, root: usize) -> Result<()> {
-        self.0.run(Call::broadcast(&self.0.id, data.len(), dtype, root)?)
+        self.0
+            .run(Call::broadcast(&self.0.id, data.len(), dtype, root)?)
     }
 
     fn all_gather(&self, send: &[u8], recv: &mut [u8], dtype: DType) -> Result<()> {
-        self.0.run(Call::all_gather(&self.0.id, send.len(), recv.len(), dtype)?)?;
+        self.0
+            .run(Call::all_gather(&self.0.id, send.len(), recv.len(), dtype)?)?;
         recv.copy_from_slice(send);
         Ok(())
     }
 
-    fn reduce_scatter(&self, send: &[u8], recv: &mut [u8], dtype: DType, op: ReduceOp) -> Result<()> {
-        self.0.run(Call::reduce_scatter(&self.0.id, send.len(), recv.len(), dtype, op)?)?;
+    fn reduce_scatter(
+        &self,
+        send: &[u8],
+        recv: &mut [u8],
+        dtype: DType,
+        op: ReduceOp,
+    ) -> Result<()> {
+        self.0.run(Call::reduce_scatter(
+            &self.0.id,
+            send.len(),
+            recv.len(),
+            dtype,
+            op,
+        )?)?;
         recv.copy_from_slice(send);
         Ok(())
     }
@@ -102,12 +129,19 @@ impl ProcessGroup for LocalGroup {
 
     fn new_group(&self) -> Result<Arc<dyn ProcessGroup>> {
         self.0.run(Call::new_group())?;
-        Ok(Arc::new(Self::with_failure(self.0.id.generation, self.0.failure.clone())))
+        Ok(Arc::new(Self::with_failure(
+            self.0.id.generation,
+            self.0.failure.clone(),
+        )))
     }
 
     fn abort(&self, reason: &str) {
         // The first reason stays.
-        let _ = self.0.failure.set(GroupError::Aborted { rank: 0, origin: 0, reason: reason.into() });
+        let _ = self.0.failure.set(GroupError::Aborted {
+            rank: 0,
+            origin: 0,
+            reason: reason.into(),
+        });
     }
 
     fn failure(&self) -> Option<GroupError> {
@@ -124,14 +158,18 @@ mod tests {
     fn every_collective_is_a_copy() {
         let group = LocalGroup::new(0);
         let mut data = *b"abcd";
-        group.all_reduce(&mut data, DType::F32, ReduceOp::Mean).unwrap();
+        group
+            .all_reduce(&mut data, DType::F32, ReduceOp::Mean)
+            .unwrap();
         group.broadcast(&mut data, DType::U8, 0).unwrap();
         assert_eq!(data, *b"abcd");
         let mut copy = [0; 4];
         group.all_gather(&data, &mut copy, DType::F32).unwrap();
         assert_eq!(copy, data);
         copy = [0; 4];
-        group.reduce_scatter(&data, &mut copy, DType::F32, ReduceOp::Product).unwrap();
+        group
+            .reduce_scatter(&data, &mut copy, DType::F32, ReduceOp::Product)
+            .unwrap();
         assert_eq!(copy, data);
         let mut buffer = group.buffer(8).unwrap();
         buffer.input()[..4].copy_from_slice(&data);
@@ -143,12 +181,20 @@ mod tests {
     #[test]
     fn arguments_are_checked_and_an_abort_reaches_all_groups() {
         let group = LocalGroup::new(0);
-        assert!(matches!(group.broadcast(&mut [0], DType::U8, 1), Err(GroupError::InvalidArgument { .. })));
-        assert!(matches!(group.all_gather(&[0], &mut [0; 2], DType::U8), Err(GroupError::InvalidArgument { .. })));
+        assert!(matches!(
+            group.broadcast(&mut [0], DType::U8, 1),
+            Err(GroupError::InvalidArgument { .. })
+        ));
+        assert!(matches!(
+            group.all_gather(&[0], &mut [0; 2], DType::U8),
+            Err(GroupError::InvalidArgument { .. })
+        ));
         assert_eq!(group.failure(), None);
         let other = group.new_group().unwrap();
         other.abort("enough");
-        assert!(matches!(group.barrier(), Err(GroupError::Aborted { reason, .. }) if reason == "enough"));
+        assert!(
+            matches!(group.barrier(), Err(GroupError::Aborted { reason, .. }) if reason == "enough")
+        );
         assert_eq!(group.failure(), other.failure());
     }
 }

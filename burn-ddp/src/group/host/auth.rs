@@ -51,13 +51,20 @@ pub(super) enum AuthError {
 }
 
 /// The end that called `connect`.
-pub(super) fn call(stream: &TcpStream, secret: &Secret, purpose: Purpose, deadline: Instant) -> Result<(), AuthError> {
+pub(super) fn call(
+    stream: &TcpStream,
+    secret: &Secret,
+    purpose: Purpose,
+    deadline: Instant,
+) -> Result<(), AuthError> {
     let mut greeting = [0; MAGIC.len() + NONCE];
     wire::read_exact(stream, &mut greeting, deadline)?;
     let (magic, theirs) = greeting.split_at(MAGIC.len());
     check_magic(magic)?;
     let ours = nonce()?;
-    let proof = mac(secret, b"caller", purpose, theirs, &ours)?.finalize().into_bytes();
+    let proof = mac(secret, b"caller", purpose, theirs, &ours)?
+        .finalize()
+        .into_bytes();
     let answer = [&MAGIC[..], &ours, &proof].concat();
     wire::write_all(stream, &answer, deadline)?;
 
@@ -66,11 +73,19 @@ pub(super) fn call(stream: &TcpStream, secret: &Secret, purpose: Purpose, deadli
     if verdict[0] != 1 {
         return Err(AuthError::WrongSecret);
     }
-    verify(mac(secret, b"acceptor", purpose, theirs, &ours)?, &verdict[1..])
+    verify(
+        mac(secret, b"acceptor", purpose, theirs, &ours)?,
+        &verdict[1..],
+    )
 }
 
 /// The end that called `accept`.
-pub(super) fn accept(stream: &TcpStream, secret: &Secret, purpose: Purpose, deadline: Instant) -> Result<(), AuthError> {
+pub(super) fn accept(
+    stream: &TcpStream,
+    secret: &Secret,
+    purpose: Purpose,
+    deadline: Instant,
+) -> Result<(), AuthError> {
     let ours = nonce()?;
     wire::write_all(stream, &[&MAGIC[..], &ours].concat(), deadline)?;
 
@@ -85,7 +100,9 @@ pub(super) fn accept(stream: &TcpStream, secret: &Secret, purpose: Purpose, dead
     let result = verify(mac(secret, b"caller", purpose, &ours, theirs)?, proof);
     if result.is_ok() {
         verdict[0] = 1;
-        let proof = mac(secret, b"acceptor", purpose, &ours, theirs)?.finalize().into_bytes();
+        let proof = mac(secret, b"acceptor", purpose, &ours, theirs)?
+            .finalize()
+            .into_bytes();
         verdict[1..].copy_from_slice(&proof);
     }
     wire::write_all(stream, &verdict, deadline)?;
@@ -109,7 +126,13 @@ fn nonce() -> io::Result<[u8; NONCE]> {
     Ok(nonce)
 }
 
-fn mac(secret: &Secret, role: &[u8], purpose: Purpose, acceptor: &[u8], caller: &[u8]) -> io::Result<HmacSha256> {
+fn mac(
+    secret: &Secret,
+    role: &[u8],
+    purpose: Purpose,
+    acceptor: &[u8],
+    caller: &[u8],
+) -> io::Result<HmacSha256> {
     let purpose: &[u8] = match purpose {
         Purpose::Control => b" control ",
         Purpose::Data => b" data ",
@@ -153,11 +176,17 @@ mod tests {
     }
 
     /// Both ends' results.
-    fn meet(a: (&str, Purpose), b: (&str, Purpose)) -> (Result<(), AuthError>, Result<(), AuthError>) {
+    fn meet(
+        a: (&str, Purpose),
+        b: (&str, Purpose),
+    ) -> (Result<(), AuthError>, Result<(), AuthError>) {
         let (caller, acceptor) = pair();
         thread::scope(|scope| {
             let far = scope.spawn(|| accept(&acceptor, &secret(b.0), b.1, soon()));
-            (call(&caller, &secret(a.0), a.1, soon()), far.join().unwrap())
+            (
+                call(&caller, &secret(a.0), a.1, soon()),
+                far.join().unwrap(),
+            )
         })
     }
 
@@ -170,19 +199,33 @@ mod tests {
 
     #[test]
     fn another_secret_or_purpose_is_seen_on_both_ends() {
-        for (a, b) in [(("s", Purpose::Data), ("t", Purpose::Data)), (("s", Purpose::Data), ("s", Purpose::Control))] {
+        for (a, b) in [
+            (("s", Purpose::Data), ("t", Purpose::Data)),
+            (("s", Purpose::Data), ("s", Purpose::Control)),
+        ] {
             let (caller, acceptor) = meet(a, b);
             assert!(matches!(caller, Err(AuthError::WrongSecret)), "{caller:?}");
-            assert!(matches!(acceptor, Err(AuthError::WrongSecret)), "{acceptor:?}");
+            assert!(
+                matches!(acceptor, Err(AuthError::WrongSecret)),
+                "{acceptor:?}"
+            );
         }
     }
 
     #[test]
     fn strangers_are_told_apart() {
-        let cases: [(&[u8], fn(&AuthError) -> bool); 4] = [
-            (b"GET / HTTP/1.1\r\n", |error| matches!(error, AuthError::Foreign)),
-            (b"burnddp\x07", |error| matches!(error, AuthError::Version { theirs: 7 })),
-            (b"b", |error| matches!(error, AuthError::Io(error) if error.kind() == io::ErrorKind::UnexpectedEof)),
+        type Case = (&'static [u8], fn(&AuthError) -> bool);
+        let cases: [Case; 4] = [
+            (b"GET / HTTP/1.1\r\n", |error| {
+                matches!(error, AuthError::Foreign)
+            }),
+            (b"burnddp\x07", |error| {
+                matches!(error, AuthError::Version { theirs: 7 })
+            }),
+            (
+                b"b",
+                |error| matches!(error, AuthError::Io(error) if error.kind() == io::ErrorKind::UnexpectedEof),
+            ),
             (&[0xff; 8], |error| matches!(error, AuthError::Foreign)),
         ];
         for (bytes, expected) in cases {
@@ -193,8 +236,15 @@ mod tests {
             assert!(expected(&error), "{error:?}");
         }
         let (_silent, acceptor) = pair();
-        let error = accept(&acceptor, &secret("s"), Purpose::Control, Instant::now() + Duration::from_millis(20));
-        assert!(matches!(error, Err(AuthError::Io(error)) if error.kind() == io::ErrorKind::TimedOut));
+        let error = accept(
+            &acceptor,
+            &secret("s"),
+            Purpose::Control,
+            Instant::now() + Duration::from_millis(20),
+        );
+        assert!(
+            matches!(error, Err(AuthError::Io(error)) if error.kind() == io::ErrorKind::TimedOut)
+        );
     }
 
     #[test]
@@ -228,7 +278,9 @@ mod tests {
         let (caller, mut impostor) = pair();
         let result = thread::scope(|scope| {
             scope.spawn(move || {
-                impostor.write_all(&[&MAGIC[..], &[7; NONCE]].concat()).unwrap();
+                impostor
+                    .write_all(&[&MAGIC[..], &[7; NONCE]].concat())
+                    .unwrap();
                 let mut answer = [0; 72];
                 impostor.read_exact(&mut answer).unwrap();
                 // The caller's own proof, reflected.

@@ -44,7 +44,9 @@ pub(super) struct Door<T> {
 
 impl<T> fmt::Debug for Door<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Door").field("listeners", &self.listeners).finish_non_exhaustive()
+        f.debug_struct("Door")
+            .field("listeners", &self.listeners)
+            .finish_non_exhaustive()
     }
 }
 
@@ -56,14 +58,23 @@ impl<T: Send + 'static> Door<T> {
         greet: impl Fn(TcpStream, SocketAddr, Instant) -> Result<T, String> + Send + Sync + 'static,
     ) -> Self {
         let (sender, visits) = mpsc::channel();
-        Self { listeners, greet: Arc::new(greet), greetings: Arc::default(), visits, sender, waker }
+        Self {
+            listeners,
+            greet: Arc::new(greet),
+            greetings: Arc::default(),
+            visits,
+            sender,
+            waker,
+        }
     }
 
     /// What to wait on, besides the waker: nothing while too many greetings are under way.
     pub(super) fn fds(&self) -> impl Iterator<Item = PollFd<'_>> {
         let full = self.greetings.load(Ordering::Acquire) >= GREETINGS;
         let listeners = if full { &[][..] } else { &self.listeners };
-        listeners.iter().map(|listener| PollFd::new(listener, PollFlags::IN))
+        listeners
+            .iter()
+            .map(|listener| PollFd::new(listener, PollFlags::IN))
     }
 
     /// Starts greeting whoever waits.
@@ -72,7 +83,9 @@ impl<T: Send + 'static> Door<T> {
             while self.greetings.load(Ordering::Acquire) < GREETINGS {
                 // Whatever accept reports is the caller's trouble (it left again) or passes (no descriptors
                 // free); the next wait tries again.
-                let Ok((stream, from)) = listener.accept() else { break };
+                let Ok((stream, from)) = listener.accept() else {
+                    break;
+                };
                 self.start(stream, from);
             }
         }
@@ -80,7 +93,10 @@ impl<T: Send + 'static> Door<T> {
 
     fn start(&self, stream: TcpStream, from: SocketAddr) {
         let (greet, sender) = (self.greet.clone(), self.sender.clone());
-        let guard = Greeting { count: self.greetings.clone(), waker: self.waker.clone() };
+        let guard = Greeting {
+            count: self.greetings.clone(),
+            waker: self.waker.clone(),
+        };
         guard.count.fetch_add(1, Ordering::AcqRel);
         let greeting = move || {
             let guard = guard;
@@ -95,7 +111,10 @@ impl<T: Send + 'static> Door<T> {
             drop(guard);
         };
         // If no thread can be had, the closure is dropped and with it the connection; the caller tries again.
-        let started = thread::Builder::new().name("burn-ddp-greet".into()).stack_size(256 << 10).spawn(greeting);
+        let started = thread::Builder::new()
+            .name("burn-ddp-greet".into())
+            .stack_size(256 << 10)
+            .spawn(greeting);
         if let Err(error) = started {
             tracing::warn!("could not greet {from}: {error}");
         }

@@ -3,15 +3,11 @@
 //! Explicit arguments beat the environment. The environment is read by families of variables
 //! ([`FAMILIES`]), the first that is present as a whole; half a family is an error.
 
-use super::secret::Secret;
-use serde::{Deserialize, Serialize};
-use std::{
-    fmt,
-    net::TcpListener,
-    num::NonZeroUsize,
-    os::fd::RawFd,
-    time::Duration,
+use super::{
+    secret::Secret,
+    settings::{Endpoint, Heartbeat, Overrides, Rendezvous, SettingsError, Transport},
 };
+use std::{num::NonZeroUsize, os::fd::RawFd, time::Duration};
 
 /// Names under which a launcher says who a process is.
 struct Family {
@@ -49,120 +45,7 @@ pub const TIMEOUT: &str = "BURN_DDP_TIMEOUT";
 /// `auto`, `shm` or `tcp`.
 pub const TRANSPORT: &str = "BURN_DDP_TRANSPORT";
 
-/// What is wrong with the arguments or the environment.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum SettingsError {
-    /// Half of what says who this process is.
-    #[error("{missing} is not set, but {present} is. Set both, or start the program with burn-ddp's launcher")]
-    Missing {
-        /// The variable that is needed.
-        missing: &'static str,
-        /// The one that makes it needed.
-        present: &'static str,
-    },
-    /// A variable that holds nothing.
-    #[error("{variable} is set but empty")]
-    Empty {
-        /// Its name.
-        variable: &'static str,
-    },
-    /// A variable that holds something else than it should.
-    #[error("{variable} is {value:?}, which is not {expected}")]
-    Invalid {
-        /// Its name.
-        variable: &'static str,
-        /// What it holds.
-        value: String,
-        /// What it should hold.
-        expected: &'static str,
-    },
-    /// A rank beyond the number of ranks.
-    #[error("{what} is {rank}, but {whole} is {size}: ranks count from 0 to {}", size.saturating_sub(1))]
-    RankTooLarge {
-        /// Where the rank is from.
-        what: &'static str,
-        /// The rank.
-        rank: usize,
-        /// Where the size is from.
-        whole: &'static str,
-        /// The size.
-        size: usize,
-    },
-}
-
-/// How the ranks' data travels.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Transport {
-    /// Shared memory where all ranks are on one machine that has it, else TCP with a warning.
-    #[default]
-    Auto,
-    /// Shared memory or an error.
-    Shm,
-    /// TCP.
-    Tcp,
-}
-
-/// What the program says itself; everything left `None` comes from the environment.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Overrides {
-    /// This process's rank in the job.
-    pub rank: Option<usize>,
-    /// Number of processes in the job.
-    pub world_size: Option<usize>,
-    /// This process's rank on its machine.
-    pub local_rank: Option<usize>,
-    /// Number of processes on this machine.
-    pub local_world_size: Option<usize>,
-    /// Where rank 0 listens: a name or an address.
-    pub master_addr: Option<String>,
-    /// Where rank 0 listens: the port.
-    pub master_port: Option<u16>,
-}
-
-/// Everything that a process needs to join its job. See [`HostGroup::connect`](super::HostGroup::connect).
-#[derive(Debug)]
-pub struct Rendezvous {
-    pub(super) rank: usize,
-    pub(super) world_size: NonZeroUsize,
-    /// `None`: counted at rendezvous, by machine.
-    pub(super) local_rank: Option<usize>,
-    pub(super) local_world_size: Option<usize>,
-    pub(super) master_addr: String,
-    pub(super) master_port: u16,
-    pub(super) generation: u32,
-    /// `None`: the user's key file.
-    pub(super) secret: Option<Secret>,
-    pub(super) listener: Option<TcpListener>,
-    pub(super) listen_fd: Option<RawFd>,
-    pub(super) rendezvous_timeout: Duration,
-    pub(super) operation_timeout: Duration,
-    pub(super) heartbeat: Heartbeat,
-    pub(super) transport: Transport,
-}
-
-/// How a process that hangs or a connection that is cut without a word is noticed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Heartbeat {
-    /// Time between two signs of life.
-    pub interval: Duration,
-    /// Silence after which a peer counts as lost.
-    pub limit: Duration,
-}
-
-impl Default for Heartbeat {
-    /// Every second; lost after ten.
-    fn default() -> Self {
-        Self { interval: Duration::from_secs(1), limit: Duration::from_secs(10) }
-    }
-}
-
 impl Rendezvous {
-    /// Five minutes: ranks start with their images and data sets, not all at once.
-    pub const DEFAULT_RENDEZVOUS_TIMEOUT: Duration = Duration::from_secs(300);
-    /// Ten minutes: a rank may compile kernels or read data that long before a peer calls it hung.
-    pub const DEFAULT_OPERATION_TIMEOUT: Duration = Duration::from_secs(600);
-
     /// Rank `rank` of `world_size`, with rank 0 at `master_addr` (a name or an address) and `master_port`; the
     /// environment is not looked at.
     ///
@@ -182,7 +65,8 @@ impl Rendezvous {
             master_port: Some(master_port),
             ..Overrides::default()
         };
-        let size = NonZeroUsize::new(world_size).ok_or(too_large("rank", rank, "the world size", 0))?;
+        let size =
+            NonZeroUsize::new(world_size).ok_or(too_large("rank", rank, "the world size", 0))?;
         Self::read(overrides, rank, size, &|_| None)
     }
 
@@ -208,16 +92,27 @@ impl Rendezvous {
         })
     }
 
-    fn resolve_with(mut overrides: Overrides, lookup: Lookup<'_>) -> Result<Option<Self>, SettingsError> {
+    fn resolve_with(
+        mut overrides: Overrides,
+        lookup: Lookup<'_>,
+    ) -> Result<Option<Self>, SettingsError> {
         let source = if overrides.rank.is_some() && overrides.world_size.is_some() {
             "arguments"
         } else {
-            let present = |family: &&Family| lookup(family.rank).is_some() || lookup(family.world_size).is_some();
+            let present = |family: &&Family| {
+                lookup(family.rank).is_some() || lookup(family.world_size).is_some()
+            };
             let Some(family) = FAMILIES.iter().find(present) else {
                 return match (overrides.rank, overrides.world_size) {
                     (None, None) => Ok(None),
-                    (Some(_), _) => Err(SettingsError::Missing { missing: "WORLD_SIZE", present: "the argument rank" }),
-                    _ => Err(SettingsError::Missing { missing: "RANK", present: "the argument world_size" }),
+                    (Some(_), _) => Err(SettingsError::Missing {
+                        missing: "WORLD_SIZE",
+                        present: "the argument rank",
+                    }),
+                    _ => Err(SettingsError::Missing {
+                        missing: "RANK",
+                        present: "the argument world_size",
+                    }),
                 };
             };
             let number = |name| optional(lookup, name, usize_of);
@@ -227,14 +122,21 @@ impl Rendezvous {
                 overrides.rank = Some(rank);
                 // The machine's numbers belong to the process that the rank names.
                 overrides.local_rank = overrides.local_rank.or(number(family.local_rank)?);
-                overrides.local_world_size = overrides.local_world_size.or(number(family.local_world_size)?);
+                overrides.local_world_size = overrides
+                    .local_world_size
+                    .or(number(family.local_world_size)?);
             }
             if overrides.world_size.is_none() {
-                overrides.world_size = Some(number(family.world_size)?.ok_or(missing(family.world_size, family.rank))?);
+                overrides.world_size = Some(
+                    number(family.world_size)?.ok_or(missing(family.world_size, family.rank))?,
+                );
             }
             family.name
         };
-        let (rank, size) = (overrides.rank.unwrap_or(0), overrides.world_size.unwrap_or(0));
+        let (rank, size) = (
+            overrides.rank.unwrap_or(0),
+            overrides.world_size.unwrap_or(0),
+        );
         let world_size = NonZeroUsize::new(size).ok_or(too_large("RANK", rank, "WORLD_SIZE", 0))?;
         let settings = Self::read(overrides, rank, world_size, lookup)?;
         tracing::info!(
@@ -258,13 +160,22 @@ impl Rendezvous {
         }
         let listen_fd = optional(lookup, LISTEN_FD, fd_of)?.filter(|_| rank == 0);
         let alone = world_size.get() == 1;
-        let required = |missing| SettingsError::Missing { missing, present: "WORLD_SIZE" };
-        let master_addr = match overrides.master_addr.map_or_else(|| optional(lookup, MASTER_ADDR, text_of), |a| Ok(Some(a)))? {
+        let required = |missing| SettingsError::Missing {
+            missing,
+            present: "WORLD_SIZE",
+        };
+        let master_addr = match overrides
+            .master_addr
+            .map_or_else(|| optional(lookup, MASTER_ADDR, text_of), |a| Ok(Some(a)))?
+        {
             Some(addr) => addr,
             None if alone => "127.0.0.1".to_owned(),
             None => return Err(required(MASTER_ADDR)),
         };
-        let master_port = match overrides.master_port.map_or_else(|| optional(lookup, MASTER_PORT, port_of), |p| Ok(Some(p)))? {
+        let master_port = match overrides
+            .master_port
+            .map_or_else(|| optional(lookup, MASTER_PORT, port_of), |p| Ok(Some(p)))?
+        {
             Some(port) => port,
             None if alone => 0,
             None => return Err(required(MASTER_PORT)),
@@ -282,73 +193,11 @@ impl Rendezvous {
             listen_fd,
             rendezvous_timeout: optional(lookup, RENDEZVOUS_TIMEOUT, seconds_of)?
                 .unwrap_or(Self::DEFAULT_RENDEZVOUS_TIMEOUT),
-            operation_timeout: optional(lookup, TIMEOUT, seconds_of)?.unwrap_or(Self::DEFAULT_OPERATION_TIMEOUT),
+            operation_timeout: optional(lookup, TIMEOUT, seconds_of)?
+                .unwrap_or(Self::DEFAULT_OPERATION_TIMEOUT),
             heartbeat: Heartbeat::default(),
             transport: optional(lookup, TRANSPORT, transport_of)?.unwrap_or_default(),
         })
-    }
-
-    /// The secret that all processes of the job were given. Without one, the user's key file on this
-    /// machine is used, which works for a loopback address only.
-    pub fn secret(mut self, secret: Secret) -> Self {
-        self.secret = Some(secret);
-        self
-    }
-
-    /// How often the job has been restarted; processes of another generation are refused.
-    pub fn generation(mut self, generation: u32) -> Self {
-        self.generation = generation;
-        self
-    }
-
-    /// The socket that rank 0 serves on, already bound and listening. Ignored by other ranks.
-    pub fn listener(mut self, listener: TcpListener) -> Self {
-        self.listener = Some(listener);
-        self
-    }
-
-    /// How long all ranks together may take to come.
-    pub fn rendezvous_timeout(mut self, limit: Duration) -> Self {
-        self.rendezvous_timeout = limit;
-        self
-    }
-
-    /// How long one operation may take.
-    pub fn operation_timeout(mut self, limit: Duration) -> Self {
-        self.operation_timeout = limit;
-        self
-    }
-
-    /// How a silent peer is noticed. Rank 0's settings and the peer's should be the same.
-    pub fn heartbeat(mut self, heartbeat: Heartbeat) -> Self {
-        self.heartbeat = heartbeat;
-        self
-    }
-
-    /// How the data travels. All ranks must choose the same.
-    pub fn transport(mut self, transport: Transport) -> Self {
-        self.transport = transport;
-        self
-    }
-
-    /// This process's rank in the job.
-    pub fn rank(&self) -> usize {
-        self.rank
-    }
-
-    /// Number of processes in the job.
-    pub fn world_size(&self) -> usize {
-        self.world_size.get()
-    }
-}
-
-/// Shown as a user types it.
-pub(super) struct Endpoint<'a>(pub(super) &'a str, pub(super) u16);
-
-impl fmt::Display for Endpoint<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self(host, port) = self;
-        if host.contains(':') { write!(f, "[{host}]:{port}") } else { write!(f, "{host}:{port}") }
     }
 }
 
@@ -357,14 +206,26 @@ type Lookup<'a> = &'a dyn Fn(&str) -> Option<String>;
 /// What a variable should hold, and its value if it does.
 type Parse<T> = fn(&str) -> Result<T, &'static str>;
 
-fn optional<T>(lookup: Lookup<'_>, variable: &'static str, parse: Parse<T>) -> Result<Option<T>, SettingsError> {
-    let Some(value) = lookup(variable) else { return Ok(None) };
+fn optional<T>(
+    lookup: Lookup<'_>,
+    variable: &'static str,
+    parse: Parse<T>,
+) -> Result<Option<T>, SettingsError> {
+    let Some(value) = lookup(variable) else {
+        return Ok(None);
+    };
     let trimmed = value.trim();
     if trimmed.is_empty() {
         return Err(SettingsError::Empty { variable });
     }
     // A secret never gets here: any text will do for one.
-    parse(trimmed).map(Some).map_err(|expected| SettingsError::Invalid { variable, value: trimmed.to_owned(), expected })
+    parse(trimmed)
+        .map(Some)
+        .map_err(|expected| SettingsError::Invalid {
+            variable,
+            value: trimmed.to_owned(),
+            expected,
+        })
 }
 
 fn usize_of(text: &str) -> Result<usize, &'static str> {
@@ -380,16 +241,27 @@ fn text_of(text: &str) -> Result<String, &'static str> {
 }
 
 fn port_of(text: &str) -> Result<u16, &'static str> {
-    text.parse().ok().filter(|port| *port != 0).ok_or("a port number from 1 to 65535")
+    text.parse()
+        .ok()
+        .filter(|port| *port != 0)
+        .ok_or("a port number from 1 to 65535")
 }
 
 fn fd_of(text: &str) -> Result<RawFd, &'static str> {
-    text.parse().ok().filter(|fd| *fd > 2).ok_or("the number of an open descriptor above 2")
+    text.parse()
+        .ok()
+        .filter(|fd| *fd > 2)
+        .ok_or("the number of an open descriptor above 2")
 }
 
 fn seconds_of(text: &str) -> Result<Duration, &'static str> {
-    let seconds: Option<f64> = text.parse().ok().filter(|seconds| *seconds > 0.0 && *seconds <= 1e8);
-    seconds.map(Duration::from_secs_f64).ok_or("a number of seconds above 0")
+    let seconds: Option<f64> = text
+        .parse()
+        .ok()
+        .filter(|seconds| *seconds > 0.0 && *seconds <= 1e8);
+    seconds
+        .map(Duration::from_secs_f64)
+        .ok_or("a number of seconds above 0")
 }
 
 fn transport_of(text: &str) -> Result<Transport, &'static str> {
@@ -401,12 +273,26 @@ fn transport_of(text: &str) -> Result<Transport, &'static str> {
     }
 }
 
-fn within(what: &'static str, rank: usize, whole: &'static str, size: usize) -> Result<(), SettingsError> {
-    if rank < size { Ok(()) } else { Err(too_large(what, rank, whole, size)) }
+fn within(
+    what: &'static str,
+    rank: usize,
+    whole: &'static str,
+    size: usize,
+) -> Result<(), SettingsError> {
+    if rank < size {
+        Ok(())
+    } else {
+        Err(too_large(what, rank, whole, size))
+    }
 }
 
 fn too_large(what: &'static str, rank: usize, whole: &'static str, size: usize) -> SettingsError {
-    SettingsError::RankTooLarge { what, rank, whole, size }
+    SettingsError::RankTooLarge {
+        what,
+        rank,
+        whole,
+        size,
+    }
 }
 
 #[cfg(test)]

@@ -37,17 +37,16 @@ mod poll;
 mod rendezvous;
 mod rendezvous_error;
 mod secret;
+mod settings;
 #[cfg(target_os = "linux")]
 pub(crate) mod shm;
 mod tcp;
 mod wire;
 
-pub use env::{
-    GENERATION, Heartbeat, LISTEN_FD, Overrides, RENDEZVOUS_TIMEOUT, Rendezvous, SECRET, SettingsError, TIMEOUT,
-    TRANSPORT, Transport,
-};
+pub use env::{GENERATION, LISTEN_FD, RENDEZVOUS_TIMEOUT, SECRET, TIMEOUT, TRANSPORT};
 pub use rendezvous_error::RendezvousError;
 pub use secret::{KeyFileError, Secret};
+pub use settings::{Heartbeat, Overrides, Rendezvous, SettingsError, Transport};
 
 use super::{DType, GroupBuffer, ProcessGroup, ReduceOp, Result, local::LocalGroup};
 use control::Control;
@@ -98,11 +97,24 @@ impl HostGroup {
             return Ok(Self::alone(&settings));
         }
         let rank = settings.rank();
-        let io = |operation| move |cause| RendezvousError::Io { rank, operation, cause };
+        let io = |operation| {
+            move |cause| RendezvousError::Io {
+                rank,
+                operation,
+                cause,
+            }
+        };
         let waker = Arc::new(Waker::new().map_err(io("making a wake-up pipe"))?);
-        let joined = if rank == 0 { rendezvous::serve(&mut settings, &waker)? } else { rendezvous::join(&settings)? };
+        let joined = if rank == 0 {
+            rendezvous::serve(&mut settings, &waker)?
+        } else {
+            rendezvous::join(&settings)?
+        };
         let (local_rank, local_world_size) = places(&settings, &joined.peers);
-        let one_machine = joined.peers.iter().all(|peer| peer.machine == joined.peers[0].machine);
+        let one_machine = joined
+            .peers
+            .iter()
+            .all(|peer| peer.machine == joined.peers[0].machine);
         let member = Membership {
             rank,
             world_size: settings.world_size(),
@@ -112,7 +124,8 @@ impl HostGroup {
             heartbeat: settings.heartbeat,
         };
         let secret = joined.secret.clone();
-        let control = TcpControl::start(member, joined, waker).map_err(io("starting the control thread"))?;
+        let control =
+            TcpControl::start(member, joined, waker).map_err(io("starting the control thread"))?;
         let local = control.local_address();
         let control: Arc<dyn Control> = Arc::new(control);
         let plane = Arc::new(Plane::new(control.clone(), secret, local));
@@ -128,7 +141,10 @@ impl HostGroup {
             local_world_size,
             plane: Some(plane),
         };
-        let group = Self { backend, job: Arc::new(job) };
+        let group = Self {
+            backend,
+            job: Arc::new(job),
+        };
         tracing::info!(
             "rank {rank} of {} (local rank {local_rank} of {local_world_size}) is connected by {}",
             settings.world_size(),
@@ -145,7 +161,10 @@ impl HostGroup {
             local_world_size: 1,
             plane: None,
         };
-        Self { backend: Backend::Local(LocalGroup::new(settings.generation)), job: Arc::new(job) }
+        Self {
+            backend: Backend::Local(LocalGroup::new(settings.generation)),
+            job: Arc::new(job),
+        }
     }
 
     /// This process's place among those of its machine.
@@ -183,7 +202,10 @@ fn places(settings: &Rendezvous, peers: &[Peer]) -> (usize, usize) {
     let here = |peer: &&Peer| peer.machine == peers[settings.rank].machine;
     let counted = peers[..settings.rank].iter().filter(here).count();
     let size = peers.iter().filter(here).count();
-    (settings.local_rank.unwrap_or(counted), settings.local_world_size.unwrap_or(size))
+    (
+        settings.local_rank.unwrap_or(counted),
+        settings.local_world_size.unwrap_or(size),
+    )
 }
 
 /// The job's first group. Collective; `one_machine` and the settings' transport are the same on all ranks.
@@ -205,7 +227,10 @@ fn choose(
         "the ranks run on different machines".to_owned()
     };
     if settings.transport == Transport::Shm {
-        return Err(RendezvousError::NoSharedMemory { rank: settings.rank, reason });
+        return Err(RendezvousError::NoSharedMemory {
+            rank: settings.rank,
+            reason,
+        });
     }
     if settings.rank == 0 {
         tracing::warn!("no shared memory, data goes through TCP, which is slower: {reason}");
@@ -251,7 +276,13 @@ impl ProcessGroup for HostGroup {
         self.group().all_gather(send, recv, dtype)
     }
 
-    fn reduce_scatter(&self, send: &[u8], recv: &mut [u8], dtype: DType, op: ReduceOp) -> Result<()> {
+    fn reduce_scatter(
+        &self,
+        send: &[u8],
+        recv: &mut [u8],
+        dtype: DType,
+        op: ReduceOp,
+    ) -> Result<()> {
         self.group().reduce_scatter(send, recv, dtype, op)
     }
 
@@ -270,7 +301,9 @@ impl ProcessGroup for HostGroup {
                 (_, Ok(child)) => Backend::Shm(child),
                 (number, Err(reason)) => {
                     if self.rank() == 0 {
-                        tracing::warn!("no shared memory for another group, its data goes through TCP: {reason}");
+                        tracing::warn!(
+                            "no shared memory for another group, its data goes through TCP: {reason}"
+                        );
                     }
                     Backend::Tcp(TcpGroup::create(plane, number)?)
                 }
@@ -278,7 +311,10 @@ impl ProcessGroup for HostGroup {
             (Backend::Tcp(parent), _) => Backend::Tcp(parent.child()?),
             _ => return self.group().new_group(),
         };
-        Ok(Arc::new(Self { backend, job: self.job.clone() }))
+        Ok(Arc::new(Self {
+            backend,
+            job: self.job.clone(),
+        }))
     }
 
     fn abort(&self, reason: &str) {

@@ -9,7 +9,10 @@ use std::{
 
 /// Sleeps until one of `fds` is ready, `timeout` passes or a signal arrives; the caller looks at `revents`.
 pub(super) fn wait(fds: &mut [PollFd<'_>], timeout: Duration) -> io::Result<()> {
-    let timeout = Timespec { tv_sec: timeout.as_secs().try_into().unwrap_or(i64::MAX), tv_nsec: timeout.subsec_nanos().into() };
+    let timeout = Timespec {
+        tv_sec: timeout.as_secs().try_into().unwrap_or(i64::MAX),
+        tv_nsec: timeout.subsec_nanos().into(),
+    };
     match rustix::event::poll(fds, Some(&timeout)) {
         Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
         Err(error) => Err(error.into()),
@@ -18,7 +21,8 @@ pub(super) fn wait(fds: &mut [PollFd<'_>], timeout: Duration) -> io::Result<()> 
 
 /// Something to read, an end of file or an error: all of these show in the next read.
 pub(super) fn readable(fd: &PollFd<'_>) -> bool {
-    fd.revents().intersects(PollFlags::IN | PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL)
+    fd.revents()
+        .intersects(PollFlags::IN | PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL)
 }
 
 /// Ends another thread's [`wait`].

@@ -1,6 +1,6 @@
 //! Why the processes of a job did not find together.
 
-use super::{env::SettingsError, secret::KeyFileError};
+use super::{secret::KeyFileError, settings::SettingsError};
 use crate::group::GroupError;
 use std::{io, time::Duration};
 
@@ -52,7 +52,9 @@ pub enum RendezvousError {
         owner: String,
     },
     /// Rank 0 cannot listen where it should.
-    #[error("rank 0 cannot listen on MASTER_ADDR {master}: {cause}. It must be an address of the machine that rank 0 runs on")]
+    #[error(
+        "rank 0 cannot listen on MASTER_ADDR {master}: {cause}. It must be an address of the machine that rank 0 runs on"
+    )]
     Listen {
         /// As given.
         master: String,
@@ -120,7 +122,9 @@ pub enum RendezvousError {
         reason: String,
     },
     /// Shared memory was asked for and is not to be had.
-    #[error("rank {rank}: no shared memory: {reason}. Without BURN_DDP_TRANSPORT=shm the ranks use TCP instead")]
+    #[error(
+        "rank {rank}: no shared memory: {reason}. Without BURN_DDP_TRANSPORT=shm the ranks use TCP instead"
+    )]
     NoSharedMemory {
         /// The rank that reports.
         rank: usize,

@@ -33,7 +33,10 @@ impl Secret {
     /// A secret that all processes of the job were given. 16 random bytes are enough; a word that
     /// can be guessed is not one.
     pub fn new(bytes: impl Into<Vec<u8>>) -> Self {
-        Self { bytes: bytes.into().into(), shared_by_user: false }
+        Self {
+            bytes: bytes.into().into(),
+            shared_by_user: false,
+        }
     }
 
     /// A fresh one, for a launcher to hand to its processes.
@@ -63,9 +66,15 @@ impl Secret {
     }
 
     fn from_directory(directory: &Path) -> Result<Self, KeyFileError> {
-        let failed = |cause: io::Error| KeyFileError { path: directory.join(KEY_FILE), cause };
+        let failed = |cause: io::Error| KeyFileError {
+            path: directory.join(KEY_FILE),
+            cause,
+        };
         let bytes = read_or_create(directory).map_err(failed)?;
-        Ok(Self { bytes: bytes.into(), shared_by_user: true })
+        Ok(Self {
+            bytes: bytes.into(),
+            shared_by_user: true,
+        })
     }
 }
 
@@ -96,7 +105,8 @@ fn key_directory(lookup: impl Fn(&str) -> Option<PathBuf>) -> PathBuf {
 }
 
 fn owned(path: &Path) -> bool {
-    path.metadata().is_ok_and(|metadata| metadata.is_dir() && metadata.uid() == geteuid().as_raw())
+    path.metadata()
+        .is_ok_and(|metadata| metadata.is_dir() && metadata.uid() == geteuid().as_raw())
 }
 
 fn read_or_create(directory: &Path) -> io::Result<[u8; KEY_BYTES]> {
@@ -123,7 +133,12 @@ fn read_or_create(directory: &Path) -> io::Result<[u8; KEY_BYTES]> {
 
 fn read_key(directory: &File) -> io::Result<[u8; KEY_BYTES]> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let mut file = File::from(rustix::fs::openat(directory, KEY_FILE, flags, Mode::empty())?);
+    let mut file = File::from(rustix::fs::openat(
+        directory,
+        KEY_FILE,
+        flags,
+        Mode::empty(),
+    )?);
     private(&file, "it")?;
     let mut key = [0; KEY_BYTES];
     file.read_exact(&mut key)?;
@@ -139,7 +154,12 @@ fn create_key(directory: &File) -> io::Result<()> {
     let suffix: String = suffix.iter().map(|byte| format!("{byte:02x}")).collect();
     let draft = format!("{KEY_FILE}.{suffix}");
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let mut file = File::from(rustix::fs::openat(directory, &*draft, flags, Mode::RUSR | Mode::WUSR)?);
+    let mut file = File::from(rustix::fs::openat(
+        directory,
+        &*draft,
+        flags,
+        Mode::RUSR | Mode::WUSR,
+    )?);
     let written = file.write_all(key).and_then(|()| {
         match rustix::fs::linkat(directory, &*draft, directory, KEY_FILE, AtFlags::empty()) {
             Ok(()) | Err(rustix::io::Errno::EXIST) => Ok(()),
@@ -154,11 +174,15 @@ fn private(file: &File, what: &str) -> io::Result<()> {
     let metadata = file.metadata()?;
     let (owner, me) = (metadata.uid(), geteuid().as_raw());
     if owner != me {
-        return Err(io::Error::other(format!("{what} belongs to user {owner}, not to user {me}")));
+        return Err(io::Error::other(format!(
+            "{what} belongs to user {owner}, not to user {me}"
+        )));
     }
     let mode = metadata.mode() & 0o777;
     if mode & 0o077 != 0 {
-        return Err(io::Error::other(format!("{what} is open to other users (mode {mode:03o})")));
+        return Err(io::Error::other(format!(
+            "{what} is open to other users (mode {mode:03o})"
+        )));
     }
     Ok(())
 }
@@ -181,7 +205,10 @@ mod tests {
         assert_eq!(Secret::from_directory(&directory).unwrap(), first);
         assert_eq!(first.bytes().len(), 32);
         assert_ne!(first.bytes(), [0; 32]);
-        assert_eq!((mode(&directory), mode(&directory.join("key"))), (0o700, 0o600));
+        assert_eq!(
+            (mode(&directory), mode(&directory.join("key"))),
+            (0o700, 0o600)
+        );
         assert_eq!(fs::read_dir(&directory).unwrap().count(), 1);
     }
 
@@ -190,8 +217,13 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let directory = root.path().join("burn-ddp");
         let secrets: Vec<Secret> = thread::scope(|scope| {
-            let handles: Vec<_> = (0..8).map(|_| scope.spawn(|| Secret::from_directory(&directory).unwrap())).collect();
-            handles.into_iter().map(|handle| handle.join().unwrap()).collect()
+            let handles: Vec<_> = (0..8)
+                .map(|_| scope.spawn(|| Secret::from_directory(&directory).unwrap()))
+                .collect();
+            handles
+                .into_iter()
+                .map(|handle| handle.join().unwrap())
+                .collect()
         });
         assert!(secrets.iter().all(|secret| *secret == secrets[0]));
         assert_eq!(fs::read_dir(&directory).unwrap().count(), 1);
@@ -204,11 +236,18 @@ mod tests {
         Secret::from_directory(&directory).unwrap();
         fs::set_permissions(directory.join("key"), fs::Permissions::from_mode(0o644)).unwrap();
         let error = Secret::from_directory(&directory).unwrap_err().to_string();
-        assert!(error.contains("it is open to other users (mode 644)") && error.contains("BURN_DDP_SECRET"), "{error}");
+        assert!(
+            error.contains("it is open to other users (mode 644)")
+                && error.contains("BURN_DDP_SECRET"),
+            "{error}"
+        );
 
         fs::set_permissions(&directory, fs::Permissions::from_mode(0o755)).unwrap();
         let error = Secret::from_directory(&directory).unwrap_err().to_string();
-        assert!(error.contains("its directory is open to other users (mode 755)"), "{error}");
+        assert!(
+            error.contains("its directory is open to other users (mode 755)"),
+            "{error}"
+        );
 
         let link = root.path().join("link");
         std::os::unix::fs::symlink(&directory, &link).unwrap();
@@ -239,7 +278,10 @@ mod tests {
             })
         };
         assert_eq!(at(Some(root.path()), None), root.path().join("burn-ddp"));
-        assert_eq!(at(Some(&root.path().join("gone")), Some(root.path())), root.path().join(".cache/burn-ddp"));
+        assert_eq!(
+            at(Some(&root.path().join("gone")), Some(root.path())),
+            root.path().join(".cache/burn-ddp")
+        );
         let last = env::temp_dir().join(format!("burn-ddp-{}", geteuid().as_raw()));
         assert_eq!(at(None, Some(Path::new("relative"))), last);
     }

@@ -8,7 +8,10 @@ use std::{
     time::Duration,
 };
 
-fn connect_all(world_size: usize, change: impl Fn(Rendezvous) -> Rendezvous + Sync) -> Vec<Arc<HostGroup>> {
+fn connect_all(
+    world_size: usize,
+    change: impl Fn(Rendezvous) -> Rendezvous + Sync,
+) -> Vec<Arc<HostGroup>> {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     let mut listener = Some(listener);
@@ -35,14 +38,21 @@ fn settings(rank: usize, world_size: usize, address: SocketAddr) -> Rendezvous {
 }
 
 fn as_groups(ranks: Vec<Arc<HostGroup>>) -> Vec<Arc<dyn ProcessGroup>> {
-    ranks.into_iter().map(|rank| rank as Arc<dyn ProcessGroup>).collect()
+    ranks
+        .into_iter()
+        .map(|rank| rank as Arc<dyn ProcessGroup>)
+        .collect()
 }
 
 mod tcp {
     use super::*;
 
     fn make(world_size: usize, timeout: Duration) -> Vec<Arc<dyn ProcessGroup>> {
-        as_groups(connect_all(world_size, |settings| settings.operation_timeout(timeout).transport(Transport::Tcp)))
+        as_groups(connect_all(world_size, |settings| {
+            settings
+                .operation_timeout(timeout)
+                .transport(Transport::Tcp)
+        }))
     }
     crate::group::conformance::suite!(make);
 }
@@ -52,17 +62,30 @@ mod shm {
     use super::*;
 
     fn make(world_size: usize, timeout: Duration) -> Vec<Arc<dyn ProcessGroup>> {
-        as_groups(connect_all(world_size, |settings| settings.operation_timeout(timeout).transport(Transport::Shm)))
+        as_groups(connect_all(world_size, |settings| {
+            settings
+                .operation_timeout(timeout)
+                .transport(Transport::Shm)
+        }))
     }
     crate::group::conformance::suite!(make);
 }
 
 #[test]
 fn places_are_counted_unless_they_are_given() {
-    let groups = connect_all(3, |settings| settings.transport(Transport::Tcp).generation(4));
-    let places: Vec<_> = groups.iter().map(|group| (group.local_rank(), group.local_world_size())).collect();
+    let groups = connect_all(3, |settings| {
+        settings.transport(Transport::Tcp).generation(4)
+    });
+    let places: Vec<_> = groups
+        .iter()
+        .map(|group| (group.local_rank(), group.local_world_size()))
+        .collect();
     assert_eq!(places, [(0, 3), (1, 3), (2, 3)]);
-    assert!(groups.iter().all(|group| group.generation() == 4 && group.job() == groups[0].job()));
+    assert!(
+        groups
+            .iter()
+            .all(|group| group.generation() == 4 && group.job() == groups[0].job())
+    );
     assert!(groups.iter().all(|group| group.transport() == "tcp"));
 }
 
@@ -78,7 +101,15 @@ fn the_ranks_of_one_machine_share_memory_by_default() {
 fn one_process_needs_nobody() {
     let settings = Rendezvous::new(0, 1, "an.address.that.nobody.looks.up", 1).unwrap();
     let group = HostGroup::connect(settings).unwrap();
-    assert_eq!((group.rank(), group.world_size(), group.local_rank(), group.transport()), (0, 1, 0, "local"));
+    assert_eq!(
+        (
+            group.rank(),
+            group.world_size(),
+            group.local_rank(),
+            group.transport()
+        ),
+        (0, 1, 0, "local")
+    );
     group.new_group().unwrap().barrier().unwrap();
 }
 
@@ -87,12 +118,20 @@ fn ddp_26_an_extra_joiner_is_refused_at_once() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     thread::scope(|scope| {
-        let zero = scope.spawn(move || HostGroup::connect(settings(0, 2, address).listener(listener)).unwrap());
+        let zero = scope
+            .spawn(move || HostGroup::connect(settings(0, 2, address).listener(listener)).unwrap());
         let one = HostGroup::connect(settings(1, 2, address)).unwrap();
         let zero = zero.join().unwrap();
-        let error = HostGroup::connect(settings(1, 2, address)).unwrap_err().to_string();
-        assert!(error.contains("already runs with all its 2 ranks"), "{error}");
-        let error = HostGroup::connect(settings(3, 4, address)).unwrap_err().to_string();
+        let error = HostGroup::connect(settings(1, 2, address))
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains("already runs with all its 2 ranks"),
+            "{error}"
+        );
+        let error = HostGroup::connect(settings(3, 4, address))
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("rank 3 of 4"), "{error}");
         // The job does not notice.
         scope.spawn(move || zero.barrier().unwrap());

@@ -15,11 +15,19 @@ const PREFIX: usize = size_of::<u32>();
 /// Time left until `deadline`, or the error of a wait that is over.
 pub(super) fn remaining(deadline: Instant) -> io::Result<Duration> {
     let left = deadline.saturating_duration_since(Instant::now());
-    if left.is_zero() { Err(ErrorKind::TimedOut.into()) } else { Ok(left) }
+    if left.is_zero() {
+        Err(ErrorKind::TimedOut.into())
+    } else {
+        Ok(left)
+    }
 }
 
 /// Reads exactly `buffer.len()` bytes from a blocking socket.
-pub(super) fn read_exact(mut stream: &TcpStream, buffer: &mut [u8], deadline: Instant) -> io::Result<()> {
+pub(super) fn read_exact(
+    mut stream: &TcpStream,
+    buffer: &mut [u8],
+    deadline: Instant,
+) -> io::Result<()> {
     let mut done = 0;
     while done < buffer.len() {
         stream.set_read_timeout(Some(remaining(deadline)?))?;
@@ -60,7 +68,9 @@ pub(super) fn encode<T: Serialize>(message: &T, limit: usize) -> io::Result<Vec<
     let length = frame.len() - PREFIX;
     let prefix = u32::try_from(length).ok().filter(|_| length <= limit);
     let Some(prefix) = prefix else {
-        return Err(invalid(format!("a message of {length} bytes is over its limit of {limit} bytes")));
+        return Err(invalid(format!(
+            "a message of {length} bytes is over its limit of {limit} bytes"
+        )));
     };
     let mut frame = frame;
     frame[..PREFIX].copy_from_slice(&prefix.to_le_bytes());
@@ -68,12 +78,21 @@ pub(super) fn encode<T: Serialize>(message: &T, limit: usize) -> io::Result<Vec<
 }
 
 /// Sends one frame on a blocking socket.
-pub(super) fn send<T: Serialize>(stream: &TcpStream, message: &T, limit: usize, deadline: Instant) -> io::Result<()> {
+pub(super) fn send<T: Serialize>(
+    stream: &TcpStream,
+    message: &T,
+    limit: usize,
+    deadline: Instant,
+) -> io::Result<()> {
     write_all(stream, &encode(message, limit)?, deadline)
 }
 
 /// Receives one frame of at most `limit` bytes from a blocking socket.
-pub(super) fn receive<T: DeserializeOwned>(stream: &TcpStream, limit: usize, deadline: Instant) -> io::Result<T> {
+pub(super) fn receive<T: DeserializeOwned>(
+    stream: &TcpStream,
+    limit: usize,
+    deadline: Instant,
+) -> io::Result<T> {
     let mut prefix = [0; PREFIX];
     read_exact(stream, &mut prefix, deadline)?;
     let mut body = vec![0; bounded(prefix, limit)?];
@@ -83,7 +102,9 @@ pub(super) fn receive<T: DeserializeOwned>(stream: &TcpStream, limit: usize, dea
 
 /// The message of a whole frame that came by another way.
 pub(super) fn decode_frame<T: DeserializeOwned>(frame: &[u8]) -> io::Result<T> {
-    let (prefix, body) = frame.split_first_chunk::<PREFIX>().ok_or(ErrorKind::UnexpectedEof)?;
+    let (prefix, body) = frame
+        .split_first_chunk::<PREFIX>()
+        .ok_or(ErrorKind::UnexpectedEof)?;
     if bounded(*prefix, body.len())? != body.len() {
         return Err(invalid("a message with bytes after its end"));
     }
@@ -110,7 +131,10 @@ pub(super) enum Fill {
 
 impl FrameReader {
     pub(super) fn new(limit: usize) -> Self {
-        Self { buffer: Vec::new(), limit }
+        Self {
+            buffer: Vec::new(),
+            limit,
+        }
     }
 
     /// Reads what is there, one buffer full at most, so that what is held stays near the limit.
@@ -153,7 +177,9 @@ impl FrameReader {
 fn bounded(prefix: [u8; PREFIX], limit: usize) -> io::Result<usize> {
     let length = u32::from_le_bytes(prefix) as usize;
     if length > limit {
-        return Err(invalid(format!("the peer announced a message of {length} bytes; the limit is {limit}")));
+        return Err(invalid(format!(
+            "the peer announced a message of {length} bytes; the limit is {limit}"
+        )));
     }
     Ok(length)
 }
@@ -190,7 +216,10 @@ mod tests {
     fn a_frame_is_its_length_and_postcard() {
         // postcard: a string is its varint length and its bytes.
         assert_eq!(encode(&"ab", 3).unwrap(), [3, 0, 0, 0, 2, b'a', b'b']);
-        assert_eq!(encode(&"abc", 3).unwrap_err().kind(), ErrorKind::InvalidData);
+        assert_eq!(
+            encode(&"abc", 3).unwrap_err().kind(),
+            ErrorKind::InvalidData
+        );
     }
 
     #[test]
@@ -198,8 +227,14 @@ mod tests {
         let (near, far) = pair();
         send(&near, &(1u8, "x".to_owned()), 64, soon()).unwrap();
         send(&near, &(2u8, "y".to_owned()), 64, soon()).unwrap();
-        assert_eq!(receive::<(u8, String)>(&far, 64, soon()).unwrap(), (1, "x".to_owned()));
-        assert_eq!(receive::<(u8, String)>(&far, 64, soon()).unwrap(), (2, "y".to_owned()));
+        assert_eq!(
+            receive::<(u8, String)>(&far, 64, soon()).unwrap(),
+            (1, "x".to_owned())
+        );
+        assert_eq!(
+            receive::<(u8, String)>(&far, 64, soon()).unwrap(),
+            (2, "y".to_owned())
+        );
     }
 
     #[test]
@@ -207,16 +242,25 @@ mod tests {
         let (near, far) = pair();
         write_all(&near, &u32::MAX.to_le_bytes(), soon()).unwrap();
         let error = receive::<String>(&far, 64, soon()).unwrap_err();
-        assert!(error.to_string().contains("4294967295 bytes; the limit is 64"), "{error}");
+        assert!(
+            error
+                .to_string()
+                .contains("4294967295 bytes; the limit is 64"),
+            "{error}"
+        );
     }
 
     #[test]
     fn a_silent_or_closed_peer_ends_the_read() {
         let (near, far) = pair();
-        let error = receive::<String>(&far, 64, Instant::now() + Duration::from_millis(20)).unwrap_err();
+        let error =
+            receive::<String>(&far, 64, Instant::now() + Duration::from_millis(20)).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::TimedOut);
         drop(near);
-        assert_eq!(receive::<String>(&far, 64, soon()).unwrap_err().kind(), ErrorKind::UnexpectedEof);
+        assert_eq!(
+            receive::<String>(&far, 64, soon()).unwrap_err().kind(),
+            ErrorKind::UnexpectedEof
+        );
     }
 
     #[test]
@@ -241,13 +285,19 @@ mod tests {
         near.write_all(&9u32.to_le_bytes()).unwrap();
         drop(near);
         while reader.fill(&far).unwrap() != Fill::Eof {}
-        assert_eq!(reader.next::<u8>().unwrap_err().kind(), ErrorKind::InvalidData);
+        assert_eq!(
+            reader.next::<u8>().unwrap_err().kind(),
+            ErrorKind::InvalidData
+        );
     }
 
     #[test]
     fn trailing_bytes_are_an_error() {
         let (near, far) = pair();
         write_all(&near, &[2, 0, 0, 0, 5, 6], soon()).unwrap();
-        assert_eq!(receive::<u8>(&far, 64, soon()).unwrap_err().kind(), ErrorKind::InvalidData);
+        assert_eq!(
+            receive::<u8>(&far, 64, soon()).unwrap_err().kind(),
+            ErrorKind::InvalidData
+        );
     }
 }

@@ -16,9 +16,9 @@ mod state;
 
 use super::{
     control::Control,
-    env::Heartbeat,
     poll::Waker,
     rendezvous::{Joined, LateDoor},
+    settings::Heartbeat,
 };
 use crate::group::{GroupError, Result};
 use frame::{EXCHANGE_LIMIT, Failure};
@@ -29,8 +29,12 @@ use std::{
     net::{IpAddr, TcpStream},
     sync::Arc,
     thread::{self, JoinHandle},
-    time::{Duration, Instant},
+    time::Duration,
 };
+
+/// How long the first report of a failure may take its caller: normally microseconds, and this only if the
+/// control thread does not get to run.
+const ANNOUNCEMENT: Duration = Duration::from_millis(100);
 
 /// Who is in the job.
 #[derive(Clone, Copy, Debug)]
@@ -68,8 +72,14 @@ impl TcpControl {
         };
         let shared = Arc::new(Shared::new(member, waker));
         let monitor = Monitor::new(shared.clone(), links, door)?;
-        let monitor = thread::Builder::new().name("burn-ddp-control".into()).spawn(move || monitor.run())?;
-        Ok(Self { shared, local, monitor: Some(monitor) })
+        let monitor = thread::Builder::new()
+            .name("burn-ddp-control".into())
+            .spawn(move || monitor.run())?;
+        Ok(Self {
+            shared,
+            local,
+            monitor: Some(monitor),
+        })
     }
 
     /// The address by which this process and rank 0 reach each other: the one that data connections use.
@@ -104,18 +114,26 @@ impl Control for TcpControl {
             return Err(GroupError::InvalidArgument {
                 rank: self.rank(),
                 operation: "control exchange".into(),
-                cause: format!("{} bytes are over the limit of {EXCHANGE_LIMIT}", data.len()),
+                cause: format!(
+                    "{} bytes are over the limit of {EXCHANGE_LIMIT}",
+                    data.len()
+                ),
             });
         }
         self.shared.exchange(tag, data)
     }
 
-    fn check(&self, missing: &dyn Fn() -> Vec<usize>, operation: &dyn Fn() -> String) -> Result<()> {
+    fn check(
+        &self,
+        missing: &dyn Fn() -> Vec<usize>,
+        operation: &dyn Fn() -> String,
+    ) -> Result<()> {
         self.shared.check(missing, operation)
     }
 
     fn fail(&self, error: GroupError) {
         self.shared.fail(Failure::from_error(self.rank(), error));
+        self.shared.wait_for_announcement(ANNOUNCEMENT);
     }
 }
 
@@ -123,17 +141,21 @@ impl Drop for TcpControl {
     fn drop(&mut self) {
         if thread::panicking() {
             let cause = "it panicked".into();
-            self.shared.fail(Failure::Lost { peer: self.rank(), cause });
+            self.shared.fail(Failure::Lost {
+                peer: self.rank(),
+                cause,
+            });
         }
         self.shared.close();
-        let Some(monitor) = self.monitor.take() else { return };
+        let Some(monitor) = self.monitor.take() else {
+            return;
+        };
         // The monitor bounds its own goodbye. Should it be stuck all the same (a stopped machine),
         // it is left behind rather than waited for.
-        let deadline = Instant::now() + monitor::GOODBYE + Duration::from_secs(1);
-        while !monitor.is_finished() && Instant::now() < deadline {
-            self.shared.wait_for_monitor(deadline);
-        }
-        if monitor.is_finished() {
+        if self
+            .shared
+            .wait_for_monitor(monitor::GOODBYE + Duration::from_secs(1))
+        {
             let _ = monitor.join();
         }
     }

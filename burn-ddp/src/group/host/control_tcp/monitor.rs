@@ -40,16 +40,33 @@ struct Link {
 }
 
 impl Monitor {
-    pub(super) fn new(shared: Arc<Shared>, links: Vec<(usize, TcpStream)>, door: Option<LateDoor>) -> io::Result<Self> {
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        links: Vec<(usize, TcpStream)>,
+        door: Option<LateDoor>,
+    ) -> io::Result<Self> {
         let now = Instant::now();
         let limit = frame::limit(shared.member.world_size);
         let link = |(peer, stream): (usize, TcpStream)| {
             stream.set_nonblocking(true)?;
             let reader = FrameReader::new(limit);
-            Ok(Link { peer, stream, reader, outgoing: Vec::new(), last_heard: now, open: true })
+            Ok(Link {
+                peer,
+                stream,
+                reader,
+                outgoing: Vec::new(),
+                last_heard: now,
+                open: true,
+            })
         };
         let links = links.into_iter().map(link).collect::<io::Result<_>>()?;
-        Ok(Self { shared, links, door, next_beat: now, last_round: now })
+        Ok(Self {
+            shared,
+            links,
+            door,
+            next_beat: now,
+            last_round: now,
+        })
     }
 
     pub(super) fn run(mut self) {
@@ -63,6 +80,13 @@ impl Monitor {
             }
             self.beat();
             self.flush();
+            if work
+                .frames
+                .iter()
+                .any(|frame| matches!(frame, Frame::Failed(_)))
+            {
+                self.shared.announced();
+            }
             self.sleep(self.next_beat);
             self.receive();
             self.judge_silence();
@@ -108,7 +132,11 @@ impl Monitor {
         let door = self.door.as_ref();
         let mut fds = vec![self.shared.waker.fd()];
         fds.extend(self.links.iter().filter(|link| link.open).map(|link| {
-            let out = if link.outgoing.is_empty() { PollFlags::empty() } else { PollFlags::OUT };
+            let out = if link.outgoing.is_empty() {
+                PollFlags::empty()
+            } else {
+                PollFlags::OUT
+            };
             PollFd::new(&link.stream, PollFlags::IN | out)
         }));
         fds.extend(door.into_iter().flat_map(LateDoor::fds));
@@ -125,7 +153,8 @@ impl Monitor {
         let now = Instant::now();
         // A long pause was this process's own (stopped, or starved): the peers' signs of life of that time
         // may still be under way, so their silence counts from here.
-        let asleep = now.saturating_duration_since(self.last_round) > self.shared.member.heartbeat.interval * 3;
+        let asleep = now.saturating_duration_since(self.last_round)
+            > self.shared.member.heartbeat.interval * 3;
         self.last_round = now;
         for link in self.links.iter_mut().filter(|link| link.open) {
             if asleep {
@@ -162,7 +191,12 @@ impl Monitor {
         let deadline = Instant::now() + GOODBYE;
         let mut said = vec![false; self.links.len()];
         while self.links.iter().any(|link| link.open) && Instant::now() < deadline {
-            for (link, said) in self.links.iter_mut().zip(&mut said).filter(|(link, _)| link.open) {
+            for (link, said) in self
+                .links
+                .iter_mut()
+                .zip(&mut said)
+                .filter(|(link, _)| link.open)
+            {
                 if link.flush().is_err() {
                     link.open = false;
                 } else if link.outgoing.is_empty() && !*said {
@@ -205,13 +239,17 @@ impl Link {
             match fill {
                 Fill::Empty => return,
                 Fill::Data => self.last_heard = now,
-                Fill::Eof => return self.lost(shared, "its process ended or its connection closed".into()),
+                Fill::Eof => {
+                    return self.lost(shared, "its process ended or its connection closed".into());
+                }
             }
             while self.open {
                 match self.reader.next::<Frame>() {
                     Ok(Some(frame)) => self.handle(shared, frame),
                     Ok(None) => break,
-                    Err(error) => self.lost(shared, format!("it sent a malformed message: {error}")),
+                    Err(error) => {
+                        self.lost(shared, format!("it sent a malformed message: {error}"))
+                    }
                 }
             }
         }
@@ -230,14 +268,25 @@ impl Link {
             }
             Frame::Failed(failure) => shared.fail(failure),
             Frame::Left { peer } if !on_zero => shared.left(peer),
-            Frame::Give { tag, sequence, data } if on_zero && data.len() <= frame::EXCHANGE_LIMIT => {
+            Frame::Give {
+                tag,
+                sequence,
+                data,
+            } if on_zero && data.len() <= frame::EXCHANGE_LIMIT => {
                 shared.give((tag, sequence), self.peer, data);
             }
-            Frame::All { tag, sequence, parts } if !on_zero && parts.len() == size => {
+            Frame::All {
+                tag,
+                sequence,
+                parts,
+            } if !on_zero && parts.len() == size => {
                 shared.complete((tag, sequence), parts);
             }
             Frame::Left { .. } | Frame::Give { .. } | Frame::All { .. } => {
-                self.lost(shared, "it sent a message that its place does not allow".into());
+                self.lost(
+                    shared,
+                    "it sent a message that its place does not allow".into(),
+                );
             }
         }
     }
@@ -245,7 +294,10 @@ impl Link {
     fn lost(&mut self, shared: &Shared, cause: String) {
         self.open = false;
         let _ = self.stream.shutdown(Shutdown::Both);
-        shared.fail(Failure::Lost { peer: self.peer, cause });
+        shared.fail(Failure::Lost {
+            peer: self.peer,
+            cause,
+        });
     }
 
     /// Reads to the end without heeding it.

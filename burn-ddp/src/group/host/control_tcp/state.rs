@@ -37,6 +37,8 @@ struct State {
     /// For the monitor to send: to rank 0, or from rank 0 to all.
     outbox: Vec<Frame>,
     closing: bool,
+    /// The monitor has tried to send the failure.
+    announced: bool,
     finished: bool,
     /// Next sequence number by tag.
     sequences: HashMap<u64, u64>,
@@ -55,7 +57,9 @@ struct Gathering {
 
 impl Gathering {
     fn missing(&self) -> Vec<usize> {
-        (0..self.parts.len()).filter(|rank| self.parts[*rank].is_none()).collect()
+        (0..self.parts.len())
+            .filter(|rank| self.parts[*rank].is_none())
+            .collect()
     }
 }
 
@@ -81,7 +85,11 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn check(&self, missing: &dyn Fn() -> Vec<usize>, operation: &dyn Fn() -> String) -> Result<()> {
+    pub(super) fn check(
+        &self,
+        missing: &dyn Fn() -> Vec<usize>,
+        operation: &dyn Fn() -> String,
+    ) -> Result<()> {
         if !self.troubled.load(Ordering::Acquire) {
             return Ok(());
         }
@@ -135,7 +143,11 @@ impl Shared {
         if self.member.rank == 0 {
             state.outbox.push(Frame::Left { peer });
             // Exchanges that wait for it wait in vain.
-            if state.gathering.values().any(|gathering| gathering.parts[peer].is_none()) {
+            if state
+                .gathering
+                .values()
+                .any(|gathering| gathering.parts[peer].is_none())
+            {
                 self.fail_locked(&mut state, Failure::Left { peer });
             }
         }
@@ -158,7 +170,11 @@ impl Shared {
         if rank == 0 {
             self.give_locked(&mut state, key, 0, data.to_vec());
         } else {
-            state.outbox.push(Frame::Give { tag, sequence, data: data.to_vec() });
+            state.outbox.push(Frame::Give {
+                tag,
+                sequence,
+                data: data.to_vec(),
+            });
             self.waker.wake();
         }
         loop {
@@ -174,12 +190,24 @@ impl Shared {
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                let missing = state.gathering.get(&key).map_or(vec![0], Gathering::missing);
-                let error = GroupError::Timeout { rank, operation: operation(), elapsed: start.elapsed(), missing };
+                let missing = state
+                    .gathering
+                    .get(&key)
+                    .map_or(vec![0], Gathering::missing);
+                let error = GroupError::Timeout {
+                    rank,
+                    operation: operation(),
+                    elapsed: start.elapsed(),
+                    missing,
+                };
                 self.fail_locked(&mut state, Failure::from_error(rank, error.clone()));
                 return Err(error);
             }
-            state = self.changed.wait_timeout(state, left.min(SLICE)).unwrap_or_else(PoisonError::into_inner).0;
+            state = self
+                .changed
+                .wait_timeout(state, left.min(SLICE))
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
         }
     }
 
@@ -199,7 +227,11 @@ impl Shared {
             if let Some(gathering) = state.gathering.remove(&key) {
                 let parts: Vec<_> = gathering.parts.into_iter().flatten().collect();
                 let (tag, sequence) = key;
-                state.outbox.push(Frame::All { tag, sequence, parts: parts.clone() });
+                state.outbox.push(Frame::All {
+                    tag,
+                    sequence,
+                    parts: parts.clone(),
+                });
                 state.complete.insert(key, parts);
             }
         } else if let Some(peer) = missing.into_iter().find(|peer| state.left.contains(peer)) {
@@ -221,11 +253,28 @@ impl Shared {
         let overdue = state.gathering.iter().find_map(|((tag, _), gathering)| {
             let elapsed = now.saturating_duration_since(gathering.since);
             let operation = format!("control exchange {tag:#x}");
-            (elapsed > limit).then(|| GroupError::Timeout { rank, operation, elapsed, missing: gathering.missing() })
+            (elapsed > limit).then(|| GroupError::Timeout {
+                rank,
+                operation,
+                elapsed,
+                missing: gathering.missing(),
+            })
         });
         if let Some(error) = overdue {
             self.fail_locked(&mut state, Failure::from_error(rank, error));
         }
+    }
+
+    /// By the monitor: the failure is with the kernel, as far as the peers take it.
+    pub(super) fn announced(&self) {
+        self.lock().announced = true;
+        self.changed.notify_all();
+    }
+
+    /// Gives the monitor the moment it needs to send the failure, since the process may be about to exit.
+    pub(super) fn wait_for_announcement(&self, limit: Duration) {
+        let waiting = |state: &mut State| !state.announced && !state.finished;
+        drop(self.changed.wait_timeout_while(self.lock(), limit, waiting));
     }
 
     pub(super) fn close(&self) {
@@ -235,7 +284,10 @@ impl Shared {
 
     pub(super) fn work(&self) -> Work {
         let mut state = self.lock();
-        Work { frames: std::mem::take(&mut state.outbox), closing: state.closing }
+        Work {
+            frames: std::mem::take(&mut state.outbox),
+            closing: state.closing,
+        }
     }
 
     /// By the monitor, last.
@@ -244,15 +296,11 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    pub(super) fn wait_for_monitor(&self, deadline: Instant) {
-        let mut state = self.lock();
-        while !state.finished {
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return;
-            }
-            state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
-        }
+    /// Whether the monitor is done.
+    pub(super) fn wait_for_monitor(&self, limit: Duration) -> bool {
+        let waiting = |state: &mut State| !state.finished;
+        let waited = self.changed.wait_timeout_while(self.lock(), limit, waiting);
+        waited.unwrap_or_else(PoisonError::into_inner).0.finished
     }
 
     /// Exchanges that are not over, for tests.

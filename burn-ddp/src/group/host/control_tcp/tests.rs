@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use super::{frame::Frame, *};
-use std::net::TcpListener;
+use std::{net::TcpListener, time::Instant};
 
 fn member(rank: usize, world_size: usize) -> Membership {
     Membership {
@@ -39,7 +39,10 @@ fn rank_zero(world_size: usize, change: impl Fn(&mut Membership)) -> (TcpControl
 }
 
 /// All ranks of a job, for the tests of what is built on a control plane.
-pub(in super::super) fn star_with(world_size: usize, change: impl Fn(&mut Membership)) -> Vec<TcpControl> {
+pub(in super::super) fn star_with(
+    world_size: usize,
+    change: impl Fn(&mut Membership),
+) -> Vec<TcpControl> {
     let (zero, far) = rank_zero(world_size, &change);
     let mut all = vec![zero];
     all.extend(far.into_iter().enumerate().map(|(i, stream)| {
@@ -90,7 +93,8 @@ fn exchange_gathers_in_rank_order_by_tag() {
                 scope.spawn(move || {
                     for round in 0..20u8 {
                         let mine = [control.rank() as u8, tag as u8, round];
-                        let expected: Vec<Vec<u8>> = (0..3).map(|rank| vec![rank, tag as u8, round]).collect();
+                        let expected: Vec<Vec<u8>> =
+                            (0..3).map(|rank| vec![rank, tag as u8, round]).collect();
                         assert_eq!(control.exchange(tag, &mine).unwrap(), expected);
                     }
                 });
@@ -98,8 +102,13 @@ fn exchange_gathers_in_rank_order_by_tag() {
         }
     });
     assert!(all.iter().all(|control| control.shared.pending() == 0));
-    let error = all[1].exchange(5, &vec![0; EXCHANGE_LIMIT + 1]).unwrap_err();
-    assert!(matches!(error, GroupError::InvalidArgument { rank: 1, .. }), "{error}");
+    let error = all[1]
+        .exchange(5, &vec![0; EXCHANGE_LIMIT + 1])
+        .unwrap_err();
+    assert!(
+        matches!(error, GroupError::InvalidArgument { rank: 1, .. }),
+        "{error}"
+    );
 }
 
 #[test]
@@ -108,8 +117,15 @@ fn an_exchange_at_its_limit_fits_its_frame() {
     thread::scope(|scope| {
         for control in &all {
             scope.spawn(move || {
-                let parts = control.exchange(0, &vec![control.rank() as u8; EXCHANGE_LIMIT]).unwrap();
-                assert!(parts.iter().zip(0u8..).all(|(part, rank)| *part == vec![rank; EXCHANGE_LIMIT]));
+                let parts = control
+                    .exchange(0, &vec![control.rank() as u8; EXCHANGE_LIMIT])
+                    .unwrap();
+                assert!(
+                    parts
+                        .iter()
+                        .zip(0u8..)
+                        .all(|(part, rank)| *part == vec![rank; EXCHANGE_LIMIT])
+                );
             });
         }
     });
@@ -121,7 +137,15 @@ fn ddp_03_a_closed_connection_is_the_loss_of_its_rank_on_all() {
     let two = control(member(2, 3), vec![(0, far.pop().unwrap())]);
     drop(far);
     for control in [&zero, &two] {
-        let GroupError::PeerLost { rank, peer: 1, operation, .. } = trouble(control, &[]) else { panic!() };
+        let GroupError::PeerLost {
+            rank,
+            peer: 1,
+            operation,
+            ..
+        } = trouble(control, &[])
+        else {
+            panic!()
+        };
         assert_eq!((rank, operation.as_str()), (control.rank(), "in a test"));
     }
 }
@@ -131,12 +155,22 @@ fn ddp_03_the_loss_of_rank_0_is_seen_by_all() {
     let (near, far) = socket_pair();
     let one = control(member(1, 2), vec![(0, near)]);
     drop(far);
-    assert!(matches!(trouble(&one, &[]), GroupError::PeerLost { rank: 1, peer: 0, .. }));
+    assert!(matches!(
+        trouble(&one, &[]),
+        GroupError::PeerLost {
+            rank: 1,
+            peer: 0,
+            ..
+        }
+    ));
 }
 
 #[test]
 fn a_silent_peer_is_lost_and_a_beating_one_is_not() {
-    let heartbeat = Heartbeat { interval: Duration::from_millis(50), limit: Duration::from_millis(400) };
+    let heartbeat = Heartbeat {
+        interval: Duration::from_millis(50),
+        limit: Duration::from_millis(400),
+    };
     let (zero, far) = rank_zero(3, |member| member.heartbeat = heartbeat);
     // Rank 1 is alive, rank 2 is a process that was stopped.
     let one = thread::spawn({
@@ -146,7 +180,11 @@ fn a_silent_peer_is_lost_and_a_beating_one_is_not() {
             // Ends when rank 0 says that the job failed.
             loop {
                 say(&stream, &Frame::Heartbeat);
-                let frame = super::super::wire::receive::<Frame>(&stream, frame::limit(3), Instant::now() + Duration::from_secs(10));
+                let frame = super::super::wire::receive::<Frame>(
+                    &stream,
+                    frame::limit(3),
+                    Instant::now() + Duration::from_secs(10),
+                );
                 rounds += 1;
                 match frame.unwrap() {
                     Frame::Heartbeat => {}
@@ -156,22 +194,50 @@ fn a_silent_peer_is_lost_and_a_beating_one_is_not() {
         }
     });
     let error = trouble(&zero, &[]);
-    assert!(matches!(&error, GroupError::PeerLost { peer: 2, cause, .. } if cause.contains("no sign of life")), "{error}");
+    assert!(
+        matches!(&error, GroupError::PeerLost { peer: 2, cause, .. } if cause.contains("no sign of life")),
+        "{error}"
+    );
     let (rounds, frame) = one.join().unwrap();
-    assert!(matches!(frame, Frame::Failed(Failure::Lost { peer: 2, .. })), "{frame:?}");
+    assert!(
+        matches!(frame, Frame::Failed(Failure::Lost { peer: 2, .. })),
+        "{frame:?}"
+    );
     assert!(rounds > 1);
 }
 
 #[test]
 fn the_first_failure_wins_and_reaches_all() {
     let all = star(3);
-    all[2].fail(GroupError::Aborted { rank: 2, origin: 2, reason: "bad loss".into() });
-    all[2].fail(GroupError::Aborted { rank: 2, origin: 2, reason: "later".into() });
+    all[2].fail(GroupError::Aborted {
+        rank: 2,
+        origin: 2,
+        reason: "bad loss".into(),
+    });
+    all[2].fail(GroupError::Aborted {
+        rank: 2,
+        origin: 2,
+        reason: "later".into(),
+    });
     for control in &all {
         let rank = control.rank();
-        assert_eq!(trouble(control, &[]), GroupError::Aborted { rank, origin: 2, reason: "bad loss".into() });
+        assert_eq!(
+            trouble(control, &[]),
+            GroupError::Aborted {
+                rank,
+                origin: 2,
+                reason: "bad loss".into()
+            }
+        );
         // And it ends exchanges.
-        assert_eq!(control.exchange(1, b"x").unwrap_err(), GroupError::Aborted { rank, origin: 2, reason: "bad loss".into() });
+        assert_eq!(
+            control.exchange(1, b"x").unwrap_err(),
+            GroupError::Aborted {
+                rank,
+                origin: 2,
+                reason: "bad loss".into()
+            }
+        );
     }
 }
 
@@ -180,9 +246,20 @@ fn a_failure_right_before_the_end_still_reaches_the_peers() {
     for _ in 0..20 {
         let mut all = star(2);
         let one = all.pop().unwrap();
-        one.fail(GroupError::Aborted { rank: 1, origin: 1, reason: "last words".into() });
+        one.fail(GroupError::Aborted {
+            rank: 1,
+            origin: 1,
+            reason: "last words".into(),
+        });
         drop(one);
-        assert_eq!(trouble(&all[0], &[]), GroupError::Aborted { rank: 0, origin: 1, reason: "last words".into() });
+        assert_eq!(
+            trouble(&all[0], &[]),
+            GroupError::Aborted {
+                rank: 0,
+                origin: 1,
+                reason: "last words".into()
+            }
+        );
     }
 }
 
@@ -194,17 +271,28 @@ fn ddp_41_leaving_is_no_failure_until_the_rank_is_needed() {
         for control in &all {
             let deadline = Instant::now() + Duration::from_secs(10);
             while control.shared.left_ranks() != [leaver] {
-                assert!(Instant::now() < deadline, "rank {} did not hear of {leaver}", control.rank());
+                assert!(
+                    Instant::now() < deadline,
+                    "rank {} did not hear of {leaver}",
+                    control.rank()
+                );
                 thread::sleep(Duration::from_millis(2));
             }
             let others: Vec<usize> = (0..3).filter(|rank| *rank != leaver).collect();
-            control.check(&|| others.clone(), &|| "in a test".into()).unwrap();
+            control
+                .check(&|| others.clone(), &|| "in a test".into())
+                .unwrap();
         }
         for control in &all {
             let error = control.exchange(3, b"x").unwrap_err();
-            assert!(matches!(error, GroupError::PeerLeft { peer, .. } if peer == leaver), "{error}");
+            assert!(
+                matches!(error, GroupError::PeerLeft { peer, .. } if peer == leaver),
+                "{error}"
+            );
             // Poisoned from here on.
-            assert!(matches!(trouble(control, &[]), GroupError::PeerLeft { peer, .. } if peer == leaver));
+            assert!(
+                matches!(trouble(control, &[]), GroupError::PeerLeft { peer, .. } if peer == leaver)
+            );
         }
     }
 }
@@ -224,36 +312,81 @@ fn ddp_41_all_may_leave_at_once_in_any_order() {
 
 #[test]
 fn an_exchange_that_a_rank_does_not_come_to_names_it() {
-    let (zero, far) = rank_zero(3, |member| member.operation_timeout = Duration::from_millis(200));
+    let (zero, far) = rank_zero(3, |member| {
+        member.operation_timeout = Duration::from_millis(200)
+    });
     // Rank 1 comes, rank 2 does not.
-    say(&far[0], &Frame::Give { tag: 9, sequence: 0, data: vec![1] });
+    say(
+        &far[0],
+        &Frame::Give {
+            tag: 9,
+            sequence: 0,
+            data: vec![1],
+        },
+    );
     let error = zero.exchange(9, b"x").unwrap_err();
-    let GroupError::Timeout { rank: 0, missing, .. } = &error else { panic!("{error}") };
+    let GroupError::Timeout {
+        rank: 0, missing, ..
+    } = &error
+    else {
+        panic!("{error}")
+    };
     assert_eq!(*missing, [2]);
-    assert!(matches!(hear(&far[1]), Frame::Failed(Failure::Other { origin: 0, .. })));
+    assert!(matches!(
+        hear(&far[1]),
+        Frame::Failed(Failure::Other { origin: 0, .. })
+    ));
 }
 
 #[test]
 fn an_exchange_that_rank_0_does_not_come_to_ends_too() {
-    let heartbeat = Heartbeat { interval: Duration::from_millis(20), limit: Duration::from_secs(10) };
+    let heartbeat = Heartbeat {
+        interval: Duration::from_millis(20),
+        limit: Duration::from_secs(10),
+    };
     let (_zero, far) = rank_zero(2, |member| {
         member.operation_timeout = Duration::from_millis(100);
         member.heartbeat = heartbeat;
     });
-    say(&far[0], &Frame::Give { tag: 9, sequence: 0, data: vec![1] });
-    let Frame::Failed(Failure::Other { error: GroupError::Timeout { missing, .. }, .. }) = hear(&far[0]) else { panic!() };
+    say(
+        &far[0],
+        &Frame::Give {
+            tag: 9,
+            sequence: 0,
+            data: vec![1],
+        },
+    );
+    let Frame::Failed(Failure::Other {
+        error: GroupError::Timeout { missing, .. },
+        ..
+    }) = hear(&far[0])
+    else {
+        panic!()
+    };
     assert_eq!(missing, [0]);
 }
 
 #[test]
 fn nonsense_on_a_control_connection_is_the_loss_of_its_rank() {
-    let foreign = Frame::All { tag: 0, sequence: 0, parts: vec![Vec::new(); 2] };
-    let bodies = [u32::MAX.to_le_bytes().to_vec(), vec![1, 0, 0, 0, 99], super::super::wire::encode(&foreign, 100).unwrap()];
+    let foreign = Frame::All {
+        tag: 0,
+        sequence: 0,
+        parts: vec![Vec::new(); 2],
+    };
+    let bodies = [
+        u32::MAX.to_le_bytes().to_vec(),
+        vec![1, 0, 0, 0, 99],
+        super::super::wire::encode(&foreign, 100).unwrap(),
+    ];
     for bytes in bodies {
         let (zero, far) = rank_zero(2, |_| {});
-        super::super::wire::write_all(&far[0], &bytes, Instant::now() + Duration::from_secs(10)).unwrap();
+        super::super::wire::write_all(&far[0], &bytes, Instant::now() + Duration::from_secs(10))
+            .unwrap();
         let error = trouble(&zero, &[]);
-        assert!(matches!(&error, GroupError::PeerLost { peer: 1, cause, .. } if cause.contains("message")), "{error}");
+        assert!(
+            matches!(&error, GroupError::PeerLost { peer: 1, cause, .. } if cause.contains("message")),
+            "{error}"
+        );
     }
 }
 
@@ -268,5 +401,8 @@ fn a_panic_is_told_as_a_loss() {
     .join();
     assert!(result.is_err());
     let error = trouble(&all[0], &[]);
-    assert!(matches!(&error, GroupError::PeerLost { peer: 1, cause, .. } if cause == "it panicked"), "{error}");
+    assert!(
+        matches!(&error, GroupError::PeerLost { peer: 1, cause, .. } if cause == "it panicked"),
+        "{error}"
+    );
 }

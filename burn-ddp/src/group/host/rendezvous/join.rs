@@ -3,9 +3,9 @@
 use super::{
     super::{
         auth::{self, AuthError, Purpose},
-        env::{Endpoint, Rendezvous},
         rendezvous_error::RendezvousError,
         secret::Secret,
+        settings::{Endpoint, Rendezvous},
         wire,
     },
     Answer, HELLO_LIMIT, Hello, Joined, answer_limit,
@@ -42,7 +42,10 @@ pub(in super::super) fn join(settings: &Rendezvous) -> Result<Joined, Rendezvous
     join_with(settings, &resolve::system)
 }
 
-pub(super) fn join_with(settings: &Rendezvous, resolver: &Resolver) -> Result<Joined, RendezvousError> {
+pub(super) fn join_with(
+    settings: &Rendezvous,
+    resolver: &Resolver,
+) -> Result<Joined, RendezvousError> {
     let start = Instant::now();
     let deadline = start + settings.rendezvous_timeout;
     let mut tried = BTreeMap::new();
@@ -54,6 +57,10 @@ pub(super) fn join_with(settings: &Rendezvous, resolver: &Resolver) -> Result<Jo
             Ok(addresses) => {
                 let secret = resolve::secret_for(settings, &addresses)?;
                 for address in addresses {
+                    if wire::remaining(deadline).is_err() && !tried.is_empty() {
+                        // The causes of the earlier rounds say more than that time is over.
+                        break;
+                    }
                     match attempt(settings, &secret, address, deadline) {
                         Ok(joined) => return Ok(joined),
                         Err(Attempt::Final(error)) => return Err(error),
@@ -70,13 +77,21 @@ pub(super) fn join_with(settings: &Rendezvous, resolver: &Resolver) -> Result<Jo
             return Err(RendezvousError::Timeout {
                 rank: settings.rank,
                 elapsed: start.elapsed(),
-                reason: format!("cannot join rank 0 at {}. Tried {}", master(settings), list(&tried)),
+                reason: format!(
+                    "cannot join rank 0 at {}. Tried {}",
+                    master(settings),
+                    list(&tried)
+                ),
             });
         }
         if Instant::now() >= report {
             report += REPORT_EVERY;
             let elapsed = start.elapsed();
-            tracing::warn!("rank {} still looks for rank 0 after {elapsed:.0?}: {}", settings.rank, list(&tried));
+            tracing::warn!(
+                "rank {} still looks for rank 0 after {elapsed:.0?}: {}",
+                settings.rank,
+                list(&tried)
+            );
         }
         thread::sleep(pause.min(left));
         pause = (pause * 2).min(LONGEST_PAUSE);
@@ -88,11 +103,19 @@ fn master(settings: &Rendezvous) -> String {
 }
 
 fn list(tried: &BTreeMap<String, String>) -> String {
-    let each: Vec<_> = tried.iter().map(|(address, cause)| format!("{address} ({cause})")).collect();
+    let each: Vec<_> = tried
+        .iter()
+        .map(|(address, cause)| format!("{address} ({cause})"))
+        .collect();
     each.join(", ")
 }
 
-fn attempt(settings: &Rendezvous, secret: &Secret, address: SocketAddr, deadline: Instant) -> Result<Joined, Attempt> {
+fn attempt(
+    settings: &Rendezvous,
+    secret: &Secret,
+    address: SocketAddr,
+    deadline: Instant,
+) -> Result<Joined, Attempt> {
     let rank = settings.rank;
     let again = |error: io::Error| Attempt::Again(error.to_string());
     let limit = wire::remaining(deadline).map_err(again)?.min(CONNECT_LIMIT);
@@ -103,26 +126,56 @@ fn attempt(settings: &Rendezvous, secret: &Secret, address: SocketAddr, deadline
     }
     stream.set_nodelay(true).map_err(again)?;
 
-    let greeted = auth::call(&stream, secret, Purpose::Control, deadline.min(Instant::now() + GREETING_LIMIT));
+    let greeted = auth::call(
+        &stream,
+        secret,
+        Purpose::Control,
+        deadline.min(Instant::now() + GREETING_LIMIT),
+    );
     greeted.map_err(|error| rejected(rank, secret, address, error))?;
 
     wire::send(&stream, &Hello::new(settings), HELLO_LIMIT, deadline).map_err(again)?;
     let answer = wire::receive(&stream, answer_limit(settings.world_size.get()), deadline);
     let address = address.to_string();
-    match answer.map_err(|error| Attempt::Again(format!("rank 0 left before all ranks had come: {error}")))? {
+    match answer.map_err(|error| {
+        Attempt::Again(format!("rank 0 left before all ranks had come: {error}"))
+    })? {
         Answer::Welcome { job, peers } => {
-            let fits = peers.len() == settings.world_size.get() && peers.iter().enumerate().all(|(rank, peer)| peer.rank == rank);
+            let fits = peers.len() == settings.world_size.get()
+                && peers
+                    .iter()
+                    .enumerate()
+                    .all(|(rank, peer)| peer.rank == rank);
             if !fits {
                 let reason = "its table of ranks is not this job's".to_owned();
-                return Err(Attempt::Final(RendezvousError::Refused { rank, address, reason }));
+                return Err(Attempt::Final(RendezvousError::Refused {
+                    rank,
+                    address,
+                    reason,
+                }));
             }
-            Ok(Joined { job, secret: secret.clone(), peers, links: vec![(0, stream)], door: None })
+            Ok(Joined {
+                job,
+                secret: secret.clone(),
+                peers,
+                links: vec![(0, stream)],
+                door: None,
+            })
         }
-        Answer::Refused { reason } => Err(Attempt::Final(RendezvousError::Refused { rank, address, reason })),
-        Answer::Inconsistent { reason } => Err(Attempt::Final(RendezvousError::Inconsistent { rank, reason })),
+        Answer::Refused { reason } => Err(Attempt::Final(RendezvousError::Refused {
+            rank,
+            address,
+            reason,
+        })),
+        Answer::Inconsistent { reason } => Err(Attempt::Final(RendezvousError::Inconsistent {
+            rank,
+            reason,
+        })),
         Answer::TimedOut { reason } => Err(Attempt::Final(RendezvousError::Timeout {
             rank,
-            elapsed: settings.rendezvous_timeout.saturating_sub(deadline.saturating_duration_since(Instant::now())),
+            elapsed: settings
+                .rendezvous_timeout
+                .saturating_sub(deadline.saturating_duration_since(Instant::now())),
             reason,
         })),
         Answer::Busy { reason } => Err(Attempt::Again(reason)),
@@ -134,14 +187,22 @@ fn rejected(rank: usize, secret: &Secret, address: SocketAddr, error: AuthError)
     match error {
         AuthError::WrongSecret => Attempt::Final(RendezvousError::WrongSecret { rank, address }),
         AuthError::Foreign | AuthError::Version { .. } => {
-            Attempt::Final(RendezvousError::NotRankZero { rank, address, cause: error.to_string() })
+            Attempt::Final(RendezvousError::NotRankZero {
+                rank,
+                address,
+                cause: error.to_string(),
+            })
         }
         // Silence. A launcher, which gives the secret, makes rank 0's socket before rank 0 runs, so there a
         // connection may wait long for its greeting. Without one rank 0 makes the socket itself and
         // greets at once.
         AuthError::Io(error) if error.kind() == ErrorKind::TimedOut && secret.is_of_this_user() => {
             let cause = format!("no greeting within {GREETING_LIMIT:?}");
-            Attempt::Final(RendezvousError::NotRankZero { rank, address, cause })
+            Attempt::Final(RendezvousError::NotRankZero {
+                rank,
+                address,
+                cause,
+            })
         }
         AuthError::Io(error) => Attempt::Again(format!("connected, but {error}")),
     }

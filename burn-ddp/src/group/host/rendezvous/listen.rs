@@ -2,8 +2,8 @@
 
 use super::{
     super::{
-        env::{Endpoint, Rendezvous},
         rendezvous_error::RendezvousError,
+        settings::{Endpoint, Rendezvous},
     },
     port_owner,
 };
@@ -18,28 +18,39 @@ use std::{
 const BACKLOG: i32 = 1024;
 
 /// The socket that was handed over, or one on each of `addresses` that this machine has. Non-blocking.
-pub(super) fn listeners(settings: &mut Rendezvous, addresses: &[SocketAddr]) -> Result<Vec<TcpListener>, RendezvousError> {
+pub(super) fn listeners(
+    settings: &mut Rendezvous,
+    addresses: &[SocketAddr],
+) -> Result<Vec<TcpListener>, RendezvousError> {
     let listeners = if let Some(listener) = settings.listener.take() {
         vec![listener]
     } else if let Some(fd) = settings.listen_fd.take() {
-        let cause = |error: io::Error| RendezvousError::InheritedListener { fd, cause: error.to_string() };
+        let cause = |error: io::Error| RendezvousError::InheritedListener {
+            fd,
+            cause: error.to_string(),
+        };
         vec![inherit(fd, settings.master_port).map_err(cause)?]
     } else {
         bind_all(settings, addresses)?
     };
     for listener in &listeners {
-        listener.set_nonblocking(true).map_err(|cause| RendezvousError::Io {
-            rank: settings.rank,
-            operation: "setting up the listening socket",
-            cause,
-        })?;
+        listener
+            .set_nonblocking(true)
+            .map_err(|cause| RendezvousError::Io {
+                rank: settings.rank,
+                operation: "setting up the listening socket",
+                cause,
+            })?;
     }
     Ok(listeners)
 }
 
 /// A name may have addresses that this machine lacks (`localhost` without IPv6); one is enough. But a port
 /// that is taken on any of them is an error, since callers may try that one first.
-fn bind_all(settings: &Rendezvous, addresses: &[SocketAddr]) -> Result<Vec<TcpListener>, RendezvousError> {
+fn bind_all(
+    settings: &Rendezvous,
+    addresses: &[SocketAddr],
+) -> Result<Vec<TcpListener>, RendezvousError> {
     let (mut listeners, mut causes) = (Vec::new(), Vec::new());
     for address in addresses {
         match bind(*address) {
@@ -56,13 +67,20 @@ fn bind_all(settings: &Rendezvous, addresses: &[SocketAddr]) -> Result<Vec<TcpLi
     }
     if listeners.is_empty() {
         let master = Endpoint(&settings.master_addr, settings.master_port).to_string();
-        return Err(RendezvousError::Listen { master, cause: causes.join("; ") });
+        return Err(RendezvousError::Listen {
+            master,
+            cause: causes.join("; "),
+        });
     }
     Ok(listeners)
 }
 
 fn bind(address: SocketAddr) -> io::Result<TcpListener> {
-    let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+    let socket = Socket::new(
+        Domain::for_address(address),
+        Type::STREAM,
+        Some(Protocol::TCP),
+    )?;
     // So that a job can start right after another on the same port. On Windows the option means
     // that two programs may share it.
     #[cfg(unix)]
@@ -78,7 +96,9 @@ fn bind(address: SocketAddr) -> io::Result<TcpListener> {
 /// Takes over a descriptor that the launcher left open for this process.
 fn inherit(fd: RawFd, port: u16) -> io::Result<TcpListener> {
     static TAKEN: Mutex<Vec<RawFd>> = Mutex::new(Vec::new());
-    let mut taken = TAKEN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let mut taken = TAKEN
+        .lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner);
     if taken.contains(&fd) {
         return Err(io::Error::other("this process has used it already"));
     }
@@ -96,7 +116,9 @@ fn inherit(fd: RawFd, port: u16) -> io::Result<TcpListener> {
     let listener = TcpListener::from(unsafe { OwnedFd::from_raw_fd(fd) });
     let actual = listener.local_addr()?.port();
     if actual != port {
-        return Err(io::Error::other(format!("it listens on port {actual}, but MASTER_PORT is {port}")));
+        return Err(io::Error::other(format!(
+            "it listens on port {actual}, but MASTER_PORT is {port}"
+        )));
     }
     Ok(listener)
 }
@@ -124,11 +146,19 @@ mod tests {
         let other = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = other.local_addr().unwrap();
         let error = listeners(&mut settings(address), &[address]).unwrap_err();
-        let RendezvousError::PortTaken { port, owner, .. } = &error else { panic!("{error}") };
+        let RendezvousError::PortTaken { port, owner, .. } = &error else {
+            panic!("{error}")
+        };
         assert_eq!(*port, address.port());
         #[cfg(target_os = "linux")]
-        assert!(owner.contains(&format!("process {}", std::process::id())), "{owner}");
-        assert!(error.to_string().contains(&address.to_string()), "{error} {owner}");
+        assert!(
+            owner.contains(&format!("process {}", std::process::id())),
+            "{owner}"
+        );
+        assert!(
+            error.to_string().contains(&address.to_string()),
+            "{error} {owner}"
+        );
     }
 
     #[test]
@@ -144,11 +174,21 @@ mod tests {
 
     #[test]
     fn ddp_10_addresses_of_other_machines_are_skipped_while_one_is_ours() {
-        let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let free = TcpListener::bind("127.0.0.1:0")
+            .unwrap()
+            .local_addr()
+            .unwrap();
         // TEST-NET-1 (RFC 5737) belongs to no machine.
         let foreign = SocketAddr::from(([192, 0, 2, 1], free.port()));
-        assert_eq!(listeners(&mut settings(free), &[foreign, free]).unwrap().len(), 1);
-        let error = listeners(&mut settings(free), &[foreign]).unwrap_err().to_string();
+        assert_eq!(
+            listeners(&mut settings(free), &[foreign, free])
+                .unwrap()
+                .len(),
+            1
+        );
+        let error = listeners(&mut settings(free), &[foreign])
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("192.0.2.1"), "{error}");
     }
 
@@ -161,7 +201,11 @@ mod tests {
         settings.listen_fd = Some(fd);
         let ours = listeners(&mut settings, &[]).unwrap();
         assert_eq!(ours[0].local_addr().unwrap(), address);
-        assert!(rustix::io::fcntl_getfd(&ours[0]).unwrap().contains(rustix::io::FdFlags::CLOEXEC));
+        assert!(
+            rustix::io::fcntl_getfd(&ours[0])
+                .unwrap()
+                .contains(rustix::io::FdFlags::CLOEXEC)
+        );
         settings.listen_fd = Some(fd);
         let error = listeners(&mut settings, &[]).unwrap_err().to_string();
         assert!(error.contains("used it already"), "{error}");
@@ -176,7 +220,10 @@ mod tests {
         for fd in [stream.as_raw_fd(), file.as_raw_fd(), 1 << 20] {
             let mut settings = settings(listener.local_addr().unwrap());
             settings.listen_fd = Some(fd);
-            assert!(matches!(listeners(&mut settings, &[]), Err(RendezvousError::InheritedListener { .. })));
+            assert!(matches!(
+                listeners(&mut settings, &[]),
+                Err(RendezvousError::InheritedListener { .. })
+            ));
         }
     }
 }

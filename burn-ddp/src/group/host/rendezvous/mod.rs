@@ -13,11 +13,12 @@ mod listen;
 mod port_owner;
 mod resolve;
 mod serve;
+mod verdict;
 
 pub(super) use join::join;
 pub(super) use serve::{LateDoor, serve};
 
-use super::{env::Transport, secret::Secret};
+use super::{secret::Secret, settings::Transport};
 use serde::{Deserialize, Serialize};
 use std::{fmt, net::TcpStream};
 
@@ -54,15 +55,26 @@ pub(super) struct Peer {
 /// Rank 0's reply.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 enum Answer {
-    Welcome { job: u64, peers: Vec<Peer> },
+    Welcome {
+        job: u64,
+        peers: Vec<Peer>,
+    },
     /// This caller does not belong here.
-    Refused { reason: String },
+    Refused {
+        reason: String,
+    },
     /// The job cannot start, on any rank.
-    Inconsistent { reason: String },
+    Inconsistent {
+        reason: String,
+    },
     /// Not now; the caller may try again.
-    Busy { reason: String },
+    Busy {
+        reason: String,
+    },
     /// Rank 0 has given up waiting.
-    TimedOut { reason: String },
+    TimedOut {
+        reason: String,
+    },
 }
 
 /// A job that has found together.
@@ -82,7 +94,7 @@ pub(super) struct Joined {
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 impl Hello {
-    fn new(settings: &super::env::Rendezvous) -> Self {
+    fn new(settings: &super::settings::Rendezvous) -> Self {
         Self {
             world_size: settings.world_size.get(),
             generation: settings.generation,
@@ -94,11 +106,13 @@ impl Hello {
 }
 
 impl Peer {
-    pub(super) fn this(settings: &super::env::Rendezvous) -> Self {
+    pub(super) fn this(settings: &super::settings::Rendezvous) -> Self {
         // The boot id tells machines with one name apart, the name containers of one machine. Neither
         // is trusted for more than choosing a transport and for texts.
         let boot = kernel("random/boot_id").unwrap_or_default();
-        let hostname = kernel("hostname").or_else(|| std::env::var("HOSTNAME").ok()).unwrap_or_else(|| "this host".into());
+        let hostname = kernel("hostname")
+            .or_else(|| std::env::var("HOSTNAME").ok())
+            .unwrap_or_else(|| "this host".into());
         let hostname: String = hostname.chars().take(64).collect();
         Self {
             rank: settings.rank,

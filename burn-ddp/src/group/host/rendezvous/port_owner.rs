@@ -7,7 +7,8 @@ const LISTEN: &str = "0A";
 
 /// ` by process 123 (name)`, or nothing if it cannot be seen (another user's, or no /proc).
 pub(super) fn describe(port: u16) -> String {
-    let tables = ["/proc/net/tcp", "/proc/net/tcp6"].map(|path| fs::read_to_string(path).unwrap_or_default());
+    let tables = ["/proc/net/tcp", "/proc/net/tcp6"]
+        .map(|path| fs::read_to_string(path).unwrap_or_default());
     let Some(inode) = tables.iter().find_map(|table| listening_inode(table, port)) else {
         return String::new();
     };
@@ -21,7 +22,7 @@ pub(super) fn describe(port: u16) -> String {
 }
 
 /// Columns: number, local address, remote address, state, …, the tenth is the socket's inode.
-fn listening_inode<'a>(table: &'a str, port: u16) -> Option<&'a str> {
+fn listening_inode(table: &str, port: u16) -> Option<&str> {
     table.lines().skip(1).find_map(|line| {
         let columns: Vec<&str> = line.split_whitespace().collect();
         let (_, local) = columns.get(1)?.rsplit_once(':')?;
@@ -35,7 +36,11 @@ fn owner(inode: &str) -> Option<u32> {
     fs::read_dir("/proc").ok()?.flatten().find_map(|process| {
         let pid: u32 = process.file_name().to_str()?.parse().ok()?;
         let mut descriptors = fs::read_dir(process.path().join("fd")).ok()?.flatten();
-        descriptors.any(|fd| fs::read_link(fd.path()).is_ok_and(|target| target.as_os_str() == wanted.as_str())).then_some(pid)
+        descriptors
+            .any(|fd| {
+                fs::read_link(fd.path()).is_ok_and(|target| target.as_os_str() == wanted.as_str())
+            })
+            .then_some(pid)
     })
 }
 
@@ -60,6 +65,9 @@ mod tests {
     fn this_process_is_found() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let text = describe(listener.local_addr().unwrap().port());
-        assert!(text.starts_with(&format!(" by process {} (", std::process::id())), "{text}");
+        assert!(
+            text.starts_with(&format!(" by process {} (", std::process::id())),
+            "{text}"
+        );
     }
 }

@@ -4,13 +4,14 @@ use super::{
     super::{
         auth::{self, Purpose},
         door::{Door, Visit},
-        env::Rendezvous,
         poll::{self, Waker},
         rendezvous_error::RendezvousError,
         secret::Secret,
+        settings::Rendezvous,
         wire,
     },
-    Answer, HELLO_LIMIT, Hello, Joined, Peer, VERSION, answer_limit, listen, resolve,
+    Answer, HELLO_LIMIT, Hello, Joined, VERSION, answer_limit, listen, resolve,
+    verdict::{Verdict, duplicate},
 };
 use rustix::event::{PollFd, PollFlags};
 use std::{
@@ -42,15 +43,26 @@ struct Guest {
 pub(in super::super) type LateDoor = Door<()>;
 
 /// Waits until all ranks have come, or says why they cannot.
-pub(in super::super) fn serve(settings: &mut Rendezvous, waker: &Arc<Waker>) -> Result<Joined, RendezvousError> {
+pub(in super::super) fn serve(
+    settings: &mut Rendezvous,
+    waker: &Arc<Waker>,
+) -> Result<Joined, RendezvousError> {
     let start = Instant::now();
     let handed = settings.listener.is_some() || settings.listen_fd.is_some();
     // An address that was bound by somebody else need not mean anything here.
-    let mut addresses = if handed { Vec::new() } else { resolve::resolve(settings, &resolve::system)? };
+    let mut addresses = if handed {
+        Vec::new()
+    } else {
+        resolve::resolve(settings, &resolve::system)?
+    };
     // Before anything listens; again below, for what a launcher bound.
     let listeners = if handed {
         let listeners = listen::listeners(settings, &[])?;
-        addresses.extend(listeners.iter().filter_map(|listener| listener.local_addr().ok()));
+        addresses.extend(
+            listeners
+                .iter()
+                .filter_map(|listener| listener.local_addr().ok()),
+        );
         listeners
     } else {
         resolve::secret_for(settings, &addresses)?;
@@ -59,7 +71,10 @@ pub(in super::super) fn serve(settings: &mut Rendezvous, waker: &Arc<Waker>) -> 
     let secret = resolve::secret_for(settings, &addresses)?;
     for listener in &listeners {
         if let Ok(address) = listener.local_addr() {
-            tracing::debug!("rank 0 waits for {} ranks on {address}", settings.world_size.get() - 1);
+            tracing::debug!(
+                "rank 0 waits for {} ranks on {address}",
+                settings.world_size.get() - 1
+            );
         }
     }
     let late = clones(&listeners).map_err(|error| failed("keeping the listening socket", error))?;
@@ -77,7 +92,11 @@ pub(in super::super) fn serve(settings: &mut Rendezvous, waker: &Arc<Waker>) -> 
 }
 
 fn failed(operation: &'static str, cause: io::Error) -> RendezvousError {
-    RendezvousError::Io { rank: 0, operation, cause }
+    RendezvousError::Io {
+        rank: 0,
+        operation,
+        cause,
+    }
 }
 
 fn clones(listeners: &[TcpListener]) -> io::Result<Vec<TcpListener>> {
@@ -87,7 +106,11 @@ fn clones(listeners: &[TcpListener]) -> io::Result<Vec<TcpListener>> {
 fn door(listeners: Vec<TcpListener>, waker: Arc<Waker>, secret: Secret) -> Door<Guest> {
     Door::new(listeners, waker, move |stream, from, deadline| {
         let hello = hear(&stream, &secret, deadline)?;
-        Ok(Guest { stream, from, hello })
+        Ok(Guest {
+            stream,
+            from,
+            hello,
+        })
     })
 }
 
@@ -97,7 +120,12 @@ fn hear(stream: &TcpStream, secret: &Secret, deadline: Instant) -> Result<Hello,
 }
 
 /// After the rendezvous, whoever calls is too late or belongs elsewhere.
-fn late_door(listeners: Vec<TcpListener>, waker: Arc<Waker>, secret: Secret, us: Hello) -> LateDoor {
+fn late_door(
+    listeners: Vec<TcpListener>,
+    waker: Arc<Waker>,
+    secret: Secret,
+    us: Hello,
+) -> LateDoor {
     Door::new(listeners, waker, move |stream, _, deadline| {
         let hello = hear(&stream, &secret, deadline)?;
         let answer = match us.verdict(&hello) {
@@ -110,74 +138,12 @@ fn late_door(listeners: Vec<TcpListener>, waker: Arc<Waker>, secret: Secret, us:
             },
         };
         let sent = wire::send(&stream, &answer, answer_limit(us.world_size), deadline);
-        let (Answer::Refused { reason } | Answer::Busy { reason }) = answer else { return Ok(()) };
+        let (Answer::Refused { reason } | Answer::Busy { reason }) = answer else {
+            return Ok(());
+        };
         sent.map_err(|error| error.to_string())?;
         Err(reason)
     })
-}
-
-/// What a hello means, before the other ranks' are looked at.
-enum Verdict {
-    Fits,
-    /// Only this caller is wrong here.
-    Turn(Answer),
-    /// The job is wrong.
-    Contradicts(String),
-}
-
-impl Hello {
-    fn verdict(&self, theirs: &Hello) -> Verdict {
-        let (ours, stale) = (self.generation, theirs.generation);
-        let (rank, peer) = (theirs.peer.rank, &theirs.peer);
-        if stale < ours {
-            let reason = format!("stale generation {stale}: the job has been restarted and is in generation {ours}");
-            return Verdict::Turn(Answer::Refused { reason });
-        }
-        if stale > ours {
-            // This rank 0 is the one that is to be replaced; the caller's own is about to come.
-            let reason = format!("rank 0 is still that of generation {ours}, this process is of generation {stale}");
-            return Verdict::Turn(Answer::Busy { reason });
-        }
-        if theirs.version != self.version {
-            return Verdict::Contradicts(format!(
-                "rank 0 has burn-ddp {}, rank {rank} ({peer}) has burn-ddp {}",
-                self.version, theirs.version
-            ));
-        }
-        if theirs.world_size != self.world_size {
-            return Verdict::Contradicts(format!(
-                "rank 0 ({}) says the world size is {}, rank {rank} ({peer}) says {}",
-                self.peer, self.world_size, theirs.world_size
-            ));
-        }
-        if theirs.transport != self.transport {
-            return Verdict::Contradicts(format!(
-                "rank 0 asks for the transport {:?}, rank {rank} ({peer}) for {:?}",
-                self.transport, theirs.transport
-            ));
-        }
-        if rank >= self.world_size {
-            return Verdict::Contradicts(format!("{peer} says it is rank {rank}, but the world size is {}", self.world_size));
-        }
-        if rank == self.peer.rank {
-            return Verdict::Contradicts(duplicate(rank, &self.peer, peer));
-        }
-        Verdict::Fits
-    }
-}
-
-#[cfg(test)]
-impl Hello {
-    pub(super) fn contradiction_with(&self, theirs: &Hello) -> Option<String> {
-        match self.verdict(theirs) {
-            Verdict::Contradicts(reason) => Some(reason),
-            Verdict::Fits | Verdict::Turn(_) => None,
-        }
-    }
-}
-
-fn duplicate(rank: usize, first: &Peer, second: &Peer) -> String {
-    format!("two processes say they are rank {rank}: {first} and {second}")
 }
 
 struct Server {
@@ -212,18 +178,33 @@ impl Server {
 
     /// Sleeps until somebody comes, or a guest leaves again: its place is then free for a restarted process.
     fn wait(&mut self, waker: &Waker, deadline: Instant) -> Result<(), RendezvousError> {
-        let left = deadline.saturating_duration_since(Instant::now()).min(SLICE);
+        let left = deadline
+            .saturating_duration_since(Instant::now())
+            .min(SLICE);
         let gone: Vec<usize> = {
             let mut fds = vec![waker.fd()];
-            fds.extend(self.guests.values().map(|guest| PollFd::new(&guest.stream, PollFlags::IN)));
+            fds.extend(
+                self.guests
+                    .values()
+                    .map(|guest| PollFd::new(&guest.stream, PollFlags::IN)),
+            );
             fds.extend(self.door.fds());
-            poll::wait(&mut fds, left).map_err(|error| failed("waiting for the other ranks", error))?;
+            poll::wait(&mut fds, left)
+                .map_err(|error| failed("waiting for the other ranks", error))?;
             // A guest has nothing to say until it is answered, so anything to read is its end.
-            self.guests.keys().zip(&fds[1..]).filter(|(_, fd)| poll::readable(fd)).map(|(rank, _)| *rank).collect()
+            self.guests
+                .keys()
+                .zip(&fds[1..])
+                .filter(|(_, fd)| poll::readable(fd))
+                .map(|(rank, _)| *rank)
+                .collect()
         };
         for rank in gone {
             if let Some(guest) = self.guests.remove(&rank) {
-                tracing::warn!("rank {rank} ({}) left again before all ranks had come", guest.hello.peer);
+                tracing::warn!(
+                    "rank {rank} ({}) left again before all ranks had come",
+                    guest.hello.peer
+                );
             }
         }
         waker.drain();
@@ -273,7 +254,12 @@ impl Server {
 
     fn answer(&self, guest: &Guest, answer: &Answer) -> bool {
         let deadline = Instant::now() + ANSWER_LIMIT;
-        let sent = wire::send(&guest.stream, answer, answer_limit(self.us.world_size), deadline);
+        let sent = wire::send(
+            &guest.stream,
+            answer,
+            answer_limit(self.us.world_size),
+            deadline,
+        );
         if let Err(error) = &sent {
             tracing::debug!("could not answer {}: {error}", guest.from);
         }
@@ -282,7 +268,9 @@ impl Server {
 
     /// Tells everyone, and for a while those who come late, so that no rank waits for its time-out.
     fn contradiction(&mut self, reason: String, last: Guest, waker: &Waker) -> RendezvousError {
-        let answer = Answer::Inconsistent { reason: reason.clone() };
+        let answer = Answer::Inconsistent {
+            reason: reason.clone(),
+        };
         self.answer(&last, &answer);
         for guest in std::mem::take(&mut self.guests).into_values() {
             self.answer(&guest, &answer);
@@ -299,36 +287,69 @@ impl Server {
     }
 
     fn missing(&self) -> Vec<usize> {
-        (1..self.us.world_size).filter(|rank| !self.guests.contains_key(rank)).collect()
+        (1..self.us.world_size)
+            .filter(|rank| !self.guests.contains_key(rank))
+            .collect()
     }
 
     fn time_out(self) -> RendezvousError {
         let mut reason = format!("rank(s) {:?} did not come", self.missing());
         if !self.turned_away.is_empty() {
-            let each: Vec<_> = self.turned_away.iter().map(|(why, count)| format!("{count} x {why}")).collect();
+            let each: Vec<_> = self
+                .turned_away
+                .iter()
+                .map(|(why, count)| format!("{count} x {why}"))
+                .collect();
             let total: usize = self.turned_away.values().sum();
-            reason += &format!("; {total} connection(s) were turned away: {}", each.join(", "));
+            reason += &format!(
+                "; {total} connection(s) were turned away: {}",
+                each.join(", ")
+            );
         }
-        let answer = Answer::TimedOut { reason: reason.clone() };
+        let answer = Answer::TimedOut {
+            reason: reason.clone(),
+        };
         for guest in self.guests.values() {
             self.answer(guest, &answer);
         }
-        RendezvousError::Timeout { rank: 0, elapsed: self.start.elapsed(), reason }
+        RendezvousError::Timeout {
+            rank: 0,
+            elapsed: self.start.elapsed(),
+            reason,
+        }
     }
 
     fn welcome(self) -> Result<Joined, RendezvousError> {
         let mut number = [0; 8];
-        getrandom::fill(&mut number).map_err(|error| failed("drawing the job's number", io::Error::other(error)))?;
+        getrandom::fill(&mut number)
+            .map_err(|error| failed("drawing the job's number", io::Error::other(error)))?;
         let job = u64::from_ne_bytes(number);
         let mut peers = vec![self.us.peer.clone()];
         peers.extend(self.guests.values().map(|guest| guest.hello.peer.clone()));
-        let answer = Answer::Welcome { job, peers: peers.clone() };
+        let answer = Answer::Welcome {
+            job,
+            peers: peers.clone(),
+        };
         for guest in self.guests.values() {
             // One that is gone by now shows on its control connection, by name.
             self.answer(guest, &answer);
         }
-        let links = self.guests.into_iter().map(|(rank, guest)| (rank, guest.stream)).collect();
-        tracing::info!("all {} ranks have come in {:.1?} (burn-ddp {VERSION}, job {job:016x})", peers.len(), self.start.elapsed());
-        Ok(Joined { job, secret: self.secret, peers, links, door: None })
+        let links = self
+            .guests
+            .into_iter()
+            .map(|(rank, guest)| (rank, guest.stream))
+            .collect();
+        tracing::info!(
+            "all {} ranks have come in {:.1?} (burn-ddp {VERSION}, job {job:016x})",
+            peers.len(),
+            self.start.elapsed()
+        );
+        Ok(Joined {
+            job,
+            secret: self.secret,
+            peers,
+            links,
+            door: None,
+        })
     }
 }

@@ -2,7 +2,9 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use super::{
-    super::{env::Rendezvous, poll::Waker, rendezvous_error::RendezvousError, secret::Secret, wire},
+    super::{
+        poll::Waker, rendezvous_error::RendezvousError, secret::Secret, settings::Rendezvous, wire,
+    },
     *,
 };
 use std::{
@@ -36,8 +38,14 @@ fn serve_with(mut settings: Rendezvous) -> Result<Joined, RendezvousError> {
 fn meet(zero: Rendezvous, others: Vec<Rendezvous>) -> Vec<Result<Joined, RendezvousError>> {
     thread::scope(|scope| {
         let zero = scope.spawn(move || serve_with(zero));
-        let others: Vec<_> = others.into_iter().map(|settings| scope.spawn(move || join(&settings))).collect();
-        std::iter::once(zero).chain(others).map(|rank| rank.join().unwrap()).collect()
+        let others: Vec<_> = others
+            .into_iter()
+            .map(|settings| scope.spawn(move || join(&settings)))
+            .collect();
+        std::iter::once(zero)
+            .chain(others)
+            .map(|rank| rank.join().unwrap())
+            .collect()
     })
 }
 
@@ -49,8 +57,16 @@ fn all_ranks_learn_the_job_and_the_peers() {
         .into_iter()
         .map(Result::unwrap)
         .collect();
-    assert!(joined.iter().all(|one| one.job == joined[0].job && one.peers == joined[0].peers));
-    let peers: Vec<_> = joined[0].peers.iter().map(|peer| (peer.rank, peer.pid)).collect();
+    assert!(
+        joined
+            .iter()
+            .all(|one| one.job == joined[0].job && one.peers == joined[0].peers)
+    );
+    let peers: Vec<_> = joined[0]
+        .peers
+        .iter()
+        .map(|peer| (peer.rank, peer.pid))
+        .collect();
     let pid = std::process::id();
     assert_eq!(peers, [(0, pid), (1, pid), (2, pid)]);
     let far_ends: Vec<usize> = joined[0].links.iter().map(|(rank, _)| *rank).collect();
@@ -62,12 +78,20 @@ fn all_ranks_learn_the_job_and_the_peers() {
 fn ddp_10_ranks_meet_under_every_name_of_this_machine() {
     for master in ["localhost", "127.0.0.1", "::1"] {
         // A port that was free a moment ago; the ranks bind it themselves here.
-        let port = TcpListener::bind((master, 0)).map(|listener| listener.local_addr().unwrap().port());
+        let port =
+            TcpListener::bind((master, 0)).map(|listener| listener.local_addr().unwrap().port());
         let Ok(port) = port else {
-            assert_eq!(master, "::1", "this machine has no IPv6, which only this name needs");
+            assert_eq!(
+                master, "::1",
+                "this machine has no IPv6, which only this name needs"
+            );
             continue;
         };
-        let of = |rank| Rendezvous::new(rank, 2, master, port).unwrap().secret(Secret::new(SECRET));
+        let of = |rank| {
+            Rendezvous::new(rank, 2, master, port)
+                .unwrap()
+                .secret(Secret::new(SECRET))
+        };
         for result in meet(of(0), vec![of(1)]) {
             result.unwrap();
         }
@@ -81,7 +105,10 @@ fn ddp_10_a_caller_tries_every_address() {
     thread::scope(|scope| {
         scope.spawn(|| serve_with(zero).unwrap());
         let v6_first = move |_: &str, port| {
-            Ok(vec![SocketAddr::from(([0, 0, 0, 0, 0, 0, 0, 1], port)), SocketAddr::from(([127, 0, 0, 1], port))])
+            Ok(vec![
+                SocketAddr::from(([0, 0, 0, 0, 0, 0, 0, 1], port)),
+                SocketAddr::from(([127, 0, 0, 1], port)),
+            ])
         };
         join::join_with(&settings(1, 2, address), &v6_first).unwrap();
     });
@@ -98,19 +125,31 @@ fn a_caller_waits_for_rank_0_to_come_up_and_says_what_it_tried() {
     join(&settings(1, 2, address)).unwrap();
     drop(late.join().unwrap().unwrap());
 
-    let error = join(&settings(1, 2, address).rendezvous_timeout(Duration::from_millis(100))).unwrap_err();
+    let error =
+        join(&settings(1, 2, address).rendezvous_timeout(Duration::from_millis(100))).unwrap_err();
     assert!(matches!(error, RendezvousError::Timeout { rank: 1, .. }));
     let text = error.to_string();
-    assert!(text.contains(&address.to_string()) && text.contains("refused"), "{text}");
+    assert!(
+        text.contains(&address.to_string()) && text.contains("refused"),
+        "{text}"
+    );
 }
 
 #[test]
 fn a_time_out_names_the_missing_ranks_on_all_that_came() {
     let (listener, address) = listener();
-    let zero = settings(0, 4, address).listener(listener).rendezvous_timeout(Duration::from_millis(600));
-    for (rank, result) in meet(zero, vec![settings(2, 4, address)]).into_iter().enumerate() {
+    let zero = settings(0, 4, address)
+        .listener(listener)
+        .rendezvous_timeout(Duration::from_millis(600));
+    for (rank, result) in meet(zero, vec![settings(2, 4, address)])
+        .into_iter()
+        .enumerate()
+    {
         let text = result.unwrap_err().to_string();
-        assert!(text.contains("rank(s) [1, 3] did not come"), "{rank}: {text}");
+        assert!(
+            text.contains("rank(s) [1, 3] did not come"),
+            "{rank}: {text}"
+        );
     }
 }
 
@@ -119,7 +158,10 @@ fn contradiction(zero: Rendezvous, others: Vec<Rendezvous>, words: &[&str]) {
     let start = Instant::now();
     for result in meet(zero, others) {
         let error = result.unwrap_err();
-        assert!(matches!(error, RendezvousError::Inconsistent { .. }), "{error}");
+        assert!(
+            matches!(error, RendezvousError::Inconsistent { .. }),
+            "{error}"
+        );
         let text = error.to_string();
         assert!(words.iter().all(|word| text.contains(word)), "{text}");
     }
@@ -131,14 +173,22 @@ fn contradiction(zero: Rendezvous, others: Vec<Rendezvous>, words: &[&str]) {
 fn ddp_26_two_processes_with_one_rank() {
     let (listener, address) = listener();
     let zero = settings(0, 3, address).listener(listener);
-    contradiction(zero, vec![settings(1, 3, address), settings(1, 3, address)], &["two processes say they are rank 1"]);
+    contradiction(
+        zero,
+        vec![settings(1, 3, address), settings(1, 3, address)],
+        &["two processes say they are rank 1"],
+    );
 }
 
 #[test]
 fn ddp_26_a_second_rank_0() {
     let (listener, address) = listener();
     let zero = settings(0, 2, address).listener(listener);
-    contradiction(zero, vec![settings(0, 2, address)], &["two processes say they are rank 0"]);
+    contradiction(
+        zero,
+        vec![settings(0, 2, address)],
+        &["two processes say they are rank 0"],
+    );
 }
 
 #[test]
@@ -152,7 +202,9 @@ fn ddp_26_world_sizes_that_differ() {
 #[test]
 fn ranks_that_ask_for_different_transports() {
     let (listener, address) = listener();
-    let zero = settings(0, 2, address).listener(listener).transport(super::super::Transport::Tcp);
+    let zero = settings(0, 2, address)
+        .listener(listener)
+        .transport(super::super::Transport::Tcp);
     contradiction(zero, vec![settings(1, 2, address)], &["Tcp", "Auto"]);
 }
 
@@ -166,7 +218,11 @@ fn a_rank_beyond_the_size_and_another_version_contradict() {
         us.contradiction_with(&hello)
     };
     assert_eq!(verdict(&|_| {}), None);
-    assert!(verdict(&|hello| hello.peer.rank = 2).unwrap().contains("says it is rank 2, but the world size is 2"));
+    assert!(
+        verdict(&|hello| hello.peer.rank = 2)
+            .unwrap()
+            .contains("says it is rank 2, but the world size is 2")
+    );
     let text = verdict(&|hello| hello.version = "9.9.9".into()).unwrap();
     assert!(text.contains("9.9.9") && text.contains(VERSION), "{text}");
 }
@@ -178,7 +234,10 @@ fn another_secret_is_final_and_disturbs_nobody() {
     thread::scope(|scope| {
         let zero = scope.spawn(move || serve_with(zero));
         let error = join(&settings(1, 2, address).secret(Secret::new(*b"another"))).unwrap_err();
-        assert!(matches!(error, RendezvousError::WrongSecret { rank: 1, .. }), "{error}");
+        assert!(
+            matches!(error, RendezvousError::WrongSecret { rank: 1, .. }),
+            "{error}"
+        );
         assert!(error.to_string().contains("another secret"), "{error}");
         join(&settings(1, 2, address)).unwrap();
         zero.join().unwrap().unwrap();
@@ -191,10 +250,17 @@ fn ddp_33_generations_do_not_mix() {
     let zero = settings(0, 2, address).listener(listener).generation(2);
     thread::scope(|scope| {
         let zero = scope.spawn(move || serve_with(zero));
-        let error = join(&settings(1, 2, address).generation(1)).unwrap_err().to_string();
-        assert!(error.contains("stale generation 1") && error.contains("generation 2"), "{error}");
+        let error = join(&settings(1, 2, address).generation(1))
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains("stale generation 1") && error.contains("generation 2"),
+            "{error}"
+        );
         // One that is ahead waits for its own rank 0.
-        let ahead = settings(1, 2, address).generation(3).rendezvous_timeout(Duration::from_millis(200));
+        let ahead = settings(1, 2, address)
+            .generation(3)
+            .rendezvous_timeout(Duration::from_millis(200));
         let error = join(&ahead).unwrap_err();
         assert!(matches!(&error, RendezvousError::Timeout { .. }), "{error}");
         join(&settings(1, 2, address).generation(2)).unwrap();
@@ -225,7 +291,13 @@ fn ddp_36_strangers_do_not_disturb_the_group() {
         // One that proves the secret and then announces a hello of 4 GiB.
         let huge = TcpStream::connect(address).unwrap();
         let deadline = Instant::now() + Duration::from_secs(5);
-        super::super::auth::call(&huge, &Secret::new(SECRET), super::super::auth::Purpose::Control, deadline).unwrap();
+        super::super::auth::call(
+            &huge,
+            &Secret::new(SECRET),
+            super::super::auth::Purpose::Control,
+            deadline,
+        )
+        .unwrap();
         wire::write_all(&huge, &u32::MAX.to_le_bytes(), deadline).unwrap();
         let mut rest = Vec::new();
         (&huge).read_to_end(&mut rest).unwrap();
@@ -240,7 +312,9 @@ fn ddp_36_strangers_do_not_disturb_the_group() {
 #[test]
 fn ddp_36_a_time_out_counts_who_was_turned_away() {
     let (listener, address) = listener();
-    let zero = settings(0, 2, address).listener(listener).rendezvous_timeout(Duration::from_millis(700));
+    let zero = settings(0, 2, address)
+        .listener(listener)
+        .rendezvous_timeout(Duration::from_millis(700));
     thread::scope(|scope| {
         let zero = scope.spawn(move || serve_with(zero));
         for _ in 0..2 {
@@ -251,7 +325,10 @@ fn ddp_36_a_time_out_counts_who_was_turned_away() {
             let _ = stream.read_to_end(&mut all);
         }
         let text = zero.join().unwrap().unwrap_err().to_string();
-        assert!(text.contains("2 connection(s) were turned away: 2 x the other end does not speak"), "{text}");
+        assert!(
+            text.contains("2 connection(s) were turned away: 2 x the other end does not speak"),
+            "{text}"
+        );
     });
 }
 
@@ -276,11 +353,16 @@ fn what_is_not_rank_0_is_told_apart() {
     let (foreign, address) = listener();
     let server = thread::spawn(move || {
         let (mut stream, _) = foreign.accept().unwrap();
-        stream.write_all(b"SSH-2.0-OpenSSH_9.9 and more than a greeting has\r\n").unwrap();
+        stream
+            .write_all(b"SSH-2.0-OpenSSH_9.9 and more than a greeting has\r\n")
+            .unwrap();
         stream
     });
     let error = join(&settings(1, 2, address)).unwrap_err();
-    assert!(matches!(error, RendezvousError::NotRankZero { rank: 1, .. }), "{error}");
+    assert!(
+        matches!(error, RendezvousError::NotRankZero { rank: 1, .. }),
+        "{error}"
+    );
     assert!(error.to_string().contains(&address.to_string()), "{error}");
     drop(server.join().unwrap());
 }

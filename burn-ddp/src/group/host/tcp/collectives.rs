@@ -23,7 +23,10 @@ pub(super) struct Tuning {
 
 impl Default for Tuning {
     fn default() -> Self {
-        Self { small: 16 << 10, segment: 4 << 20 }
+        Self {
+            small: 16 << 10,
+            segment: 4 << 20,
+        }
     }
 }
 
@@ -64,7 +67,14 @@ impl Collective<'_> {
         recv: impl Iterator<Item = &'b mut [u8]>,
     ) -> Result<()> {
         let legs = recv.enumerate().filter(|(peer, _)| *peer != rank);
-        exchange.step(legs.map(|(peer, recv)| Leg { peer, send: [send(peer), &[]], recv: [recv, &mut []] }).collect())
+        exchange.step(
+            legs.map(|(peer, recv)| Leg {
+                peer,
+                send: [send(peer), &[]],
+                recv: [recv, &mut []],
+            })
+            .collect(),
+        )
     }
 
     /// Compares descriptors and nothing else.
@@ -92,7 +102,13 @@ impl Collective<'_> {
         Self::trade(&mut self.exchange, self.rank, |_| send, blocks.into_iter())
     }
 
-    pub(super) fn reduce_scatter(&mut self, send: &[u8], recv: &mut [u8], dtype: DType, op: ReduceOp) -> Result<()> {
+    pub(super) fn reduce_scatter(
+        &mut self,
+        send: &[u8],
+        recv: &mut [u8],
+        dtype: DType,
+        op: ReduceOp,
+    ) -> Result<()> {
         let block = recv.len();
         let mut pieces = recv.chunks_mut(self.piece(dtype)).enumerate().peekable();
         if pieces.peek().is_none() {
@@ -103,7 +119,12 @@ impl Collective<'_> {
             let mut inputs = self.scratch.blocks(self.rank, self.ranks, out.len())?;
             let part = |peer: usize| &send[peer * block + start..][..out.len()];
             inputs[self.rank].copy_from_slice(part(self.rank));
-            Self::trade(&mut self.exchange, self.rank, part, inputs.iter_mut().map(|input| &mut **input))?;
+            Self::trade(
+                &mut self.exchange,
+                self.rank,
+                part,
+                inputs.iter_mut().map(|input| &mut **input),
+            )?;
             reduce(out, &inputs, dtype, op);
         }
         Ok(())
@@ -119,7 +140,12 @@ impl Collective<'_> {
             let mut inputs = self.scratch.blocks(self.rank, self.ranks, data.len())?;
             inputs[self.rank].copy_from_slice(data);
             let ours = &*data;
-            Self::trade(&mut self.exchange, self.rank, |_| ours, inputs.iter_mut().map(|input| &mut **input))?;
+            Self::trade(
+                &mut self.exchange,
+                self.rank,
+                |_| ours,
+                inputs.iter_mut().map(|input| &mut **input),
+            )?;
             reduce(data, &inputs, dtype, op);
             return Ok(());
         }
@@ -152,12 +178,18 @@ impl Collective<'_> {
         inputs[rank].copy_from_slice(own);
 
         let result = &*std::mem::take(&mut gathered[rank]);
-        let legs = gathered.into_iter().zip(&scattered).zip(&mut inputs).enumerate();
-        let legs = legs.filter(|(peer, _)| *peer != rank).map(|(peer, ((gathered, scattered), input))| Leg {
-            peer,
-            send: [result, scattered],
-            recv: [gathered, input],
-        });
+        let legs = gathered
+            .into_iter()
+            .zip(&scattered)
+            .zip(&mut inputs)
+            .enumerate();
+        let legs =
+            legs.filter(|(peer, _)| *peer != rank)
+                .map(|(peer, ((gathered, scattered), input))| Leg {
+                    peer,
+                    send: [result, scattered],
+                    recv: [gathered, input],
+                });
         self.exchange.step(legs.collect())?;
         reduce(own, &inputs, dtype, op);
         Ok(())
@@ -198,7 +230,10 @@ mod tests {
     fn slices_cover_a_segment_by_whole_elements() {
         let lengths = |bytes: usize, ranks| {
             let mut memory = vec![0; bytes];
-            slices(&mut memory, ranks, DType::F32).iter().map(|part| part.len()).collect::<Vec<_>>()
+            slices(&mut memory, ranks, DType::F32)
+                .iter()
+                .map(|part| part.len())
+                .collect::<Vec<_>>()
         };
         // 7 elements over 3 ranks: 3, 2, 2.
         assert_eq!(lengths(28, 3), [12, 8, 8]);

@@ -53,8 +53,18 @@ struct Progress<'a> {
 }
 
 impl<'a> Exchange<'a> {
-    pub(super) fn new(control: &'a dyn Control, streams: &'a [Option<TcpStream>], ours: OpDescriptor) -> Self {
-        Self { control, streams, ours, start: Instant::now(), step: 0 }
+    pub(super) fn new(
+        control: &'a dyn Control,
+        streams: &'a [Option<TcpStream>],
+        ours: OpDescriptor,
+    ) -> Self {
+        Self {
+            control,
+            streams,
+            ours,
+            start: Instant::now(),
+            step: 0,
+        }
     }
 
     /// Runs one step to its end. `legs` has one entry for each peer, in rank order.
@@ -134,7 +144,12 @@ impl<'a> Exchange<'a> {
     /// The control plane's verdict. A departure counts only for peers whose connection has come to its
     /// end: what they sent before they left may still be on its way.
     fn check(&self, all: &mut [Progress<'_>]) -> Result<()> {
-        let gone = || all.iter().filter(|progress| progress.closed).map(|progress| progress.leg.peer).collect();
+        let gone = || {
+            all.iter()
+                .filter(|progress| progress.closed)
+                .map(|progress| progress.leg.peer)
+                .collect()
+        };
         let verdict = self.control.check(&gone, &|| self.ours.to_string());
         if let Err(GroupError::Mismatch { rank, .. }) = &verdict
             && *rank != self.rank()
@@ -161,10 +176,18 @@ impl<'a> Exchange<'a> {
             }
         } else if now.duration_since(self.start) >= self.control.operation_timeout() {
             let waiting = |progress: &&Progress<'_>| progress.received < progress.expected();
-            let mut missing: Vec<usize> = all.iter().filter(waiting).map(|progress| progress.leg.peer).collect();
+            let mut missing: Vec<usize> = all
+                .iter()
+                .filter(waiting)
+                .map(|progress| progress.leg.peer)
+                .collect();
             if missing.is_empty() {
                 // They have sent everything and do not read.
-                missing = all.iter().filter(|progress| !progress.done()).map(|progress| progress.leg.peer).collect();
+                missing = all
+                    .iter()
+                    .filter(|progress| !progress.done())
+                    .map(|progress| progress.leg.peer)
+                    .collect();
             }
             return Err(GroupError::Timeout {
                 rank: self.rank(),
@@ -177,13 +200,25 @@ impl<'a> Exchange<'a> {
     }
 
     fn transport(&self, error: io::Error) -> GroupError {
-        GroupError::Transport { rank: self.rank(), operation: self.ours.to_string(), cause: error.to_string() }
+        GroupError::Transport {
+            rank: self.rank(),
+            operation: self.ours.to_string(),
+            cause: error.to_string(),
+        }
     }
 }
 
 impl<'a> Progress<'a> {
     fn new(stream: &'a TcpStream, leg: Leg<'a>) -> Self {
-        Self { leg, stream, sent: 0, received: 0, header: [0; HEADER], matches: false, closed: false }
+        Self {
+            leg,
+            stream,
+            sent: 0,
+            received: 0,
+            header: [0; HEADER],
+            matches: false,
+            closed: false,
+        }
     }
 
     fn to_send(&self) -> usize {
@@ -204,7 +239,11 @@ impl<'a> Progress<'a> {
             return false;
         }
         let [first, second] = self.leg.send;
-        let mut pieces = [IoSlice::new(header), IoSlice::new(first), IoSlice::new(second)];
+        let mut pieces = [
+            IoSlice::new(header),
+            IoSlice::new(first),
+            IoSlice::new(second),
+        ];
         let mut pieces = &mut pieces[..];
         IoSlice::advance_slices(&mut pieces, self.sent);
         let result = self.stream.write_vectored(pieces);
@@ -219,7 +258,11 @@ impl<'a> Progress<'a> {
             return false;
         }
         let [first, second] = &mut self.leg.recv;
-        let mut pieces = [IoSliceMut::new(&mut self.header), IoSliceMut::new(first), IoSliceMut::new(second)];
+        let mut pieces = [
+            IoSliceMut::new(&mut self.header),
+            IoSliceMut::new(first),
+            IoSliceMut::new(second),
+        ];
         let mut pieces = &mut pieces[..];
         IoSliceMut::advance_slices(&mut pieces, self.received);
         let result = self.stream.read_vectored(pieces);
@@ -232,7 +275,8 @@ impl<'a> Progress<'a> {
         match result {
             Ok(0) => self.closed = true,
             Ok(n) => return n,
-            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
+            Err(error)
+                if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
             Err(_) => self.closed = true,
         }
         0

@@ -57,10 +57,21 @@ pub(super) fn connect(plane: &Plane, tag: u64, proposed: u32) -> Result<Mesh> {
     let deadline = Instant::now() + plane.control.operation_timeout();
     let failed = |operation: &str| {
         let operation = operation.to_owned();
-        move |cause: io::Error| GroupError::Transport { rank, operation, cause: cause.to_string() }
+        move |cause: io::Error| GroupError::Transport {
+            rank,
+            operation,
+            cause: cause.to_string(),
+        }
     };
     let (listener, address) = listen(plane).map_err(failed("listening for data connections"))?;
-    let contact = wire::encode(&Contact { address, group: proposed }, HELLO_LIMIT).map_err(failed("describing a group"))?;
+    let contact = wire::encode(
+        &Contact {
+            address,
+            group: proposed,
+        },
+        HELLO_LIMIT,
+    )
+    .map_err(failed("describing a group"))?;
     let contacts = plane.control.exchange(tag, &contact)?;
     let contacts: Vec<Contact> = contacts
         .iter()
@@ -69,20 +80,37 @@ pub(super) fn connect(plane: &Plane, tag: u64, proposed: u32) -> Result<Mesh> {
         .map_err(failed("reading the peers' addresses"))?;
 
     let group = contacts.first().map_or(proposed, |contact| contact.group);
-    let hello = |rank| DataHello { job: plane.control.job(), generation: plane.control.generation(), group, rank };
+    let hello = |rank| DataHello {
+        job: plane.control.job(),
+        generation: plane.control.generation(),
+        group,
+        rank,
+    };
     let waker = Arc::new(Waker::new().map_err(failed("making a wake-up pipe"))?);
     let door = door(listener, waker.clone(), plane.secret.clone(), hello(0));
     let mut streams: Vec<Option<TcpStream>> = contacts.iter().map(|_| None).collect();
 
     // The lowest rank answers at once, then the next, and so on: no cycle.
     for (peer, contact) in contacts.iter().enumerate().take(rank) {
-        plane.control.check(&|| vec![peer], &|| format!("connecting to rank {peer}"))?;
-        let call = call(contact.address, &plane.secret, &hello(rank), deadline.min(Instant::now() + CALL_LIMIT));
-        streams[peer] = Some(call.map_err(failed(&format!("connecting to rank {peer} at {}", contact.address)))?);
+        plane
+            .control
+            .check(&|| vec![peer], &|| format!("connecting to rank {peer}"))?;
+        let call = call(
+            contact.address,
+            &plane.secret,
+            &hello(rank),
+            deadline.min(Instant::now() + CALL_LIMIT),
+        );
+        streams[peer] = Some(call.map_err(failed(&format!(
+            "connecting to rank {peer} at {}",
+            contact.address
+        )))?);
     }
     answer(plane, &door, &waker, &mut streams, deadline)?;
     for stream in streams.iter().flatten() {
-        stream.set_nonblocking(true).map_err(failed("setting up a data connection"))?;
+        stream
+            .set_nonblocking(true)
+            .map_err(failed("setting up a data connection"))?;
     }
     Ok(Mesh { group, streams })
 }
@@ -94,10 +122,17 @@ fn listen(plane: &Plane) -> io::Result<(TcpListener, SocketAddr)> {
     Ok((listener, address))
 }
 
-fn door(listener: TcpListener, waker: Arc<Waker>, secret: Secret, expected: DataHello) -> Door<(usize, TcpStream)> {
+fn door(
+    listener: TcpListener,
+    waker: Arc<Waker>,
+    secret: Secret,
+    expected: DataHello,
+) -> Door<(usize, TcpStream)> {
     Door::new(vec![listener], waker, move |stream, _, deadline| {
-        auth::accept(&stream, &secret, Purpose::Data, deadline).map_err(|error| error.to_string())?;
-        let hello: DataHello = wire::receive(&stream, HELLO_LIMIT, deadline).map_err(|error| error.to_string())?;
+        auth::accept(&stream, &secret, Purpose::Data, deadline)
+            .map_err(|error| error.to_string())?;
+        let hello: DataHello =
+            wire::receive(&stream, HELLO_LIMIT, deadline).map_err(|error| error.to_string())?;
         let rank = hello.rank;
         if hello != (DataHello { rank, ..expected }) {
             return Err(format!("it belongs to another job or group: {hello:?}"));
@@ -106,7 +141,12 @@ fn door(listener: TcpListener, waker: Arc<Waker>, secret: Secret, expected: Data
     })
 }
 
-fn call(address: SocketAddr, secret: &Secret, hello: &DataHello, deadline: Instant) -> io::Result<TcpStream> {
+fn call(
+    address: SocketAddr,
+    secret: &Secret,
+    hello: &DataHello,
+    deadline: Instant,
+) -> io::Result<TcpStream> {
     let stream = TcpStream::connect_timeout(&address, wire::remaining(deadline)?)?;
     stream.set_nodelay(true)?;
     auth::call(&stream, secret, Purpose::Data, deadline).map_err(io::Error::other)?;
@@ -128,18 +168,33 @@ fn answer(
     loop {
         for visit in door.visits() {
             match visit {
-                Visit::Admitted((peer, stream)) if peer > rank && peer < streams.len() => streams[peer] = Some(stream),
-                Visit::Admitted((peer, _)) => tracing::warn!("rank {rank} did not expect a call from rank {peer}"),
-                Visit::TurnedAway { from, why } => tracing::warn!("rank {rank} turned away {from}: {why}"),
+                Visit::Admitted((peer, stream)) if peer > rank && peer < streams.len() => {
+                    streams[peer] = Some(stream)
+                }
+                Visit::Admitted((peer, _)) => {
+                    tracing::warn!("rank {rank} did not expect a call from rank {peer}")
+                }
+                Visit::TurnedAway { from, why } => {
+                    tracing::warn!("rank {rank} turned away {from}: {why}")
+                }
             }
         }
-        let missing = || (rank + 1..streams.len()).filter(|peer| streams[*peer].is_none()).collect::<Vec<_>>();
+        let missing = || {
+            (rank + 1..streams.len())
+                .filter(|peer| streams[*peer].is_none())
+                .collect::<Vec<_>>()
+        };
         if missing().is_empty() {
             return Ok(());
         }
         plane.control.check(&missing, &operation)?;
         if Instant::now() >= deadline {
-            return Err(GroupError::Timeout { rank, operation: operation(), elapsed: start.elapsed(), missing: missing() });
+            return Err(GroupError::Timeout {
+                rank,
+                operation: operation(),
+                elapsed: start.elapsed(),
+                missing: missing(),
+            });
         }
         let mut fds = vec![waker.fd()];
         fds.extend(door.fds());

@@ -68,15 +68,29 @@ impl Plane {
         Self::with_tuning(control, secret, local, Tuning::default())
     }
 
-    fn with_tuning(control: Arc<dyn Control>, secret: Secret, local: IpAddr, tuning: Tuning) -> Self {
-        Self { control, secret, local, tuning, groups: AtomicU32::new(0) }
+    fn with_tuning(
+        control: Arc<dyn Control>,
+        secret: Secret,
+        local: IpAddr,
+        tuning: Tuning,
+    ) -> Self {
+        Self {
+            control,
+            secret,
+            local,
+            tuning,
+            groups: AtomicU32::new(0),
+        }
     }
 }
 
 impl TcpGroup {
     /// Connects all ranks of the job. Collective; the ranks are in the same call when they give the same `number`.
     pub(super) fn create(plane: &Arc<Plane>, number: u32) -> Result<Self> {
-        Ok(Self(Member::connect(plane.clone(), ROOT | u64::from(number))?))
+        Ok(Self(Member::connect(
+            plane.clone(),
+            ROOT | u64::from(number),
+        )?))
     }
 
     /// [`ProcessGroup::new_group`], as this type.
@@ -85,17 +99,31 @@ impl TcpGroup {
         let mut lane = member.lane();
         member.run_in(&mut lane, Call::new_group(), |collective| collective.meet())?;
         // The lane is still held: the set-ups from one parent come in one order on all ranks.
-        Ok(Self(Member::connect(member.plane.clone(), CHILD | u64::from(member.id.group))?))
+        Ok(Self(Member::connect(
+            member.plane.clone(),
+            CHILD | u64::from(member.id.group),
+        )?))
     }
 }
 
 impl Member {
     fn connect(plane: Arc<Plane>, tag: u64) -> Result<Arc<Self>> {
         let proposed = plane.groups.fetch_add(1, Ordering::Relaxed);
-        let mesh = mesh::connect(&plane, tag, proposed).inspect_err(|error| plane.control.fail(error.clone()))?;
+        let mesh = mesh::connect(&plane, tag, proposed)
+            .inspect_err(|error| plane.control.fail(error.clone()))?;
         let id = mesh::identity(&plane, mesh.group);
-        let lane = Lane { mesh, sequence: 0, buffers: 0, scratch: Scratch::default(), broken: false };
-        Ok(Arc::new(Self { plane, id, lane: Mutex::new(lane) }))
+        let lane = Lane {
+            mesh,
+            sequence: 0,
+            buffers: 0,
+            scratch: Scratch::default(),
+            broken: false,
+        };
+        Ok(Arc::new(Self {
+            plane,
+            id,
+            lane: Mutex::new(lane),
+        }))
     }
 
     /// A panic between two steps leaves the streams as an error does, and `broken` says so either way.
@@ -154,7 +182,9 @@ impl ReduceBuffer for Member {
     ) -> Result<()> {
         let call = Call::all_reduce(&self.id, buffer, bytes, dtype, op)?;
         let call = call.within(&self.id, bytes, memory.len())?;
-        self.run(call, |collective| collective.all_reduce(&mut memory[..bytes], dtype, op))
+        self.run(call, |collective| {
+            collective.all_reduce(&mut memory[..bytes], dtype, op)
+        })
     }
 }
 
@@ -173,22 +203,33 @@ impl ProcessGroup for TcpGroup {
 
     fn all_reduce(&self, data: &mut [u8], dtype: DType, op: ReduceOp) -> Result<()> {
         let call = Call::all_reduce(&self.0.id, 0, data.len(), dtype, op)?;
-        self.0.run(call, |collective| collective.all_reduce(data, dtype, op))
+        self.0
+            .run(call, |collective| collective.all_reduce(data, dtype, op))
     }
 
     fn broadcast(&self, data: &mut [u8], dtype: DType, root: usize) -> Result<()> {
         let call = Call::broadcast(&self.0.id, data.len(), dtype, root)?;
-        self.0.run(call, |collective| collective.broadcast(data, root))
+        self.0
+            .run(call, |collective| collective.broadcast(data, root))
     }
 
     fn all_gather(&self, send: &[u8], recv: &mut [u8], dtype: DType) -> Result<()> {
         let call = Call::all_gather(&self.0.id, send.len(), recv.len(), dtype)?;
-        self.0.run(call, |collective| collective.all_gather(send, recv))
+        self.0
+            .run(call, |collective| collective.all_gather(send, recv))
     }
 
-    fn reduce_scatter(&self, send: &[u8], recv: &mut [u8], dtype: DType, op: ReduceOp) -> Result<()> {
+    fn reduce_scatter(
+        &self,
+        send: &[u8],
+        recv: &mut [u8],
+        dtype: DType,
+        op: ReduceOp,
+    ) -> Result<()> {
         let call = Call::reduce_scatter(&self.0.id, send.len(), recv.len(), dtype, op)?;
-        self.0.run(call, |collective| collective.reduce_scatter(send, recv, dtype, op))
+        self.0.run(call, |collective| {
+            collective.reduce_scatter(send, recv, dtype, op)
+        })
     }
 
     fn barrier(&self) -> Result<()> {
@@ -199,7 +240,9 @@ impl ProcessGroup for TcpGroup {
         let member = &self.0;
         let mut lane = member.lane();
         let number = lane.buffers + 1;
-        member.run_in(&mut lane, Call::buffer(number, bytes), |collective| collective.meet())?;
+        member.run_in(&mut lane, Call::buffer(number, bytes), |collective| {
+            collective.meet()
+        })?;
         lane.buffers = number;
         Ok(Box::new(HeapBuffer::new(member.clone(), number, bytes)?))
     }
@@ -210,11 +253,19 @@ impl ProcessGroup for TcpGroup {
 
     fn abort(&self, reason: &str) {
         let rank = self.rank();
-        self.0.plane.control.fail(GroupError::Aborted { rank, origin: rank, reason: reason.into() });
+        self.0.plane.control.fail(GroupError::Aborted {
+            rank,
+            origin: rank,
+            reason: reason.into(),
+        });
     }
 
     fn failure(&self) -> Option<GroupError> {
-        self.0.plane.control.check(&Vec::new, &|| "idle".to_owned()).err()
+        self.0
+            .plane
+            .control
+            .check(&Vec::new, &|| "idle".to_owned())
+            .err()
     }
 }
 

@@ -474,7 +474,9 @@ pub(crate) fn timeout_names_the_missing(make: Make<'_>) {
     );
     // Who comes late learns it at once.
     for late in [1, 3] {
-        let error = groups[late].barrier().unwrap_err();
+        let error = groups[late]
+            .all_reduce(&mut [0; 8], DType::F32, ReduceOp::Sum)
+            .unwrap_err();
         assert!(
             matches!(error, GroupError::Aborted { rank, .. } if rank == late),
             "{error}"

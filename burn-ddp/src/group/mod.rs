@@ -13,6 +13,7 @@ mod dtype;
 mod error;
 mod heap;
 pub mod host;
+mod local;
 pub(crate) mod objects;
 mod ops;
 mod reduce;

@@ -23,8 +23,10 @@ pub(crate) trait Control: Send + Sync + Debug {
     /// `Err` once the job has failed, a peer is gone, or one of the ranks in `missing` has left in good order.
     /// Called between the slices of a wait; `missing` (the ranks not yet heard from) and `operation` (what the caller
     /// waits in, for the error text) are only evaluated on failure. One atomic load while all is well.
-    fn check(&self, missing: &dyn Fn() -> Vec<usize>, operation: &dyn Fn() -> String) -> Result<()>;
+    fn check(&self, missing: &dyn Fn() -> Vec<usize>, operation: &dyn Fn() -> String)
+    -> Result<()>;
 
-    /// Records `error` as the job's failure (the first one wins) and tells the peers. Never blocks.
+    /// Records `error` as the job's failure (the first one wins) and tells the peers. Never waits for
+    /// a peer, only for the moment that sending takes, since the process may be about to exit.
     fn fail(&self, error: GroupError);
 }

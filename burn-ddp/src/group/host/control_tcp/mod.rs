@@ -1,0 +1,165 @@
+//! The control plane over TCP: a star with rank 0 in the middle.
+//!
+//! One thread per process ([`monitor`]) serves all its connections; callers talk to it through
+//! [`state::Shared`] and never touch a socket, so nothing here blocks on a peer.
+//!
+//! - **Liveness.** Every process sends a heartbeat. A connection that closes without a [`Frame::Bye`], or a
+//!   silence longer than the limit, is the loss of the peer; rank 0 tells everyone.
+//! - **Failure.** The first failure wins. It goes to rank 0 and from there to all.
+//! - **Leaving.** A rank that drops its group says goodbye and closes. That is no failure, until another
+//!   rank needs the one that left. When rank 0 leaves, the others go on without control connections: every
+//!   operation needs rank 0, so the next one reports that rank 0 has left, and only an orderly end remains.
+
+mod frame;
+mod monitor;
+mod state;
+
+use super::{
+    control::Control,
+    poll::Waker,
+    rendezvous::{Joined, LateDoor},
+    settings::Heartbeat,
+};
+use crate::group::{GroupError, Result};
+use frame::{EXCHANGE_LIMIT, Failure};
+use monitor::Monitor;
+use state::Shared;
+use std::{
+    io,
+    net::{IpAddr, TcpStream},
+    sync::Arc,
+    thread::{self, JoinHandle},
+    time::Duration,
+};
+
+/// How long the first report of a failure may take its caller: normally microseconds, and this only if the
+/// control thread does not get to run.
+const ANNOUNCEMENT: Duration = Duration::from_millis(100);
+
+/// Who is in the job.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Membership {
+    pub(super) rank: usize,
+    pub(super) world_size: usize,
+    pub(super) job: u64,
+    pub(super) generation: u32,
+    pub(super) operation_timeout: Duration,
+    pub(super) heartbeat: Heartbeat,
+}
+
+/// [`Control`] over the connections that rendezvous left behind. Dropping it is the orderly goodbye.
+#[derive(Debug)]
+pub(super) struct TcpControl {
+    shared: Arc<Shared>,
+    local: IpAddr,
+    monitor: Option<JoinHandle<()>>,
+}
+
+impl TcpControl {
+    pub(super) fn start(member: Membership, joined: Joined, waker: Arc<Waker>) -> io::Result<Self> {
+        Self::over(member, joined.links, joined.door, waker)
+    }
+
+    fn over(
+        member: Membership,
+        links: Vec<(usize, TcpStream)>,
+        door: Option<LateDoor>,
+        waker: Arc<Waker>,
+    ) -> io::Result<Self> {
+        let local = match links.first() {
+            Some((_, stream)) => stream.local_addr()?.ip(),
+            None => IpAddr::from([127, 0, 0, 1]),
+        };
+        let shared = Arc::new(Shared::new(member, waker));
+        let monitor = Monitor::new(shared.clone(), links, door)?;
+        let monitor = thread::Builder::new()
+            .name("burn-ddp-control".into())
+            .spawn(move || monitor.run())?;
+        Ok(Self {
+            shared,
+            local,
+            monitor: Some(monitor),
+        })
+    }
+
+    /// The address by which this process and rank 0 reach each other: the one that data connections use.
+    pub(super) fn local_address(&self) -> IpAddr {
+        self.local
+    }
+}
+
+impl Control for TcpControl {
+    fn rank(&self) -> usize {
+        self.shared.member.rank
+    }
+
+    fn world_size(&self) -> usize {
+        self.shared.member.world_size
+    }
+
+    fn job(&self) -> u64 {
+        self.shared.member.job
+    }
+
+    fn generation(&self) -> u32 {
+        self.shared.member.generation
+    }
+
+    fn operation_timeout(&self) -> Duration {
+        self.shared.member.operation_timeout
+    }
+
+    fn exchange(&self, tag: u64, data: &[u8]) -> Result<Vec<Vec<u8>>> {
+        if data.len() > EXCHANGE_LIMIT {
+            return Err(GroupError::InvalidArgument {
+                rank: self.rank(),
+                operation: "control exchange".into(),
+                cause: format!(
+                    "{} bytes are over the limit of {EXCHANGE_LIMIT}",
+                    data.len()
+                ),
+            });
+        }
+        self.shared.exchange(tag, data)
+    }
+
+    fn check(
+        &self,
+        missing: &dyn Fn() -> Vec<usize>,
+        operation: &dyn Fn() -> String,
+    ) -> Result<()> {
+        self.shared.check(missing, operation)
+    }
+
+    fn fail(&self, error: GroupError) {
+        self.shared.fail(Failure::from_error(self.rank(), error));
+        self.shared.wait_for_announcement(ANNOUNCEMENT);
+    }
+}
+
+impl Drop for TcpControl {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            let cause = "it panicked".into();
+            self.shared.fail(Failure::Lost {
+                peer: self.rank(),
+                cause,
+            });
+        }
+        self.shared.close();
+        let Some(monitor) = self.monitor.take() else {
+            return;
+        };
+        // The monitor bounds its own goodbye. Should it be stuck all the same (a stopped machine),
+        // it is left behind rather than waited for.
+        if self
+            .shared
+            .wait_for_monitor(monitor::GOODBYE + Duration::from_secs(1))
+        {
+            let _ = monitor.join();
+        }
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests;

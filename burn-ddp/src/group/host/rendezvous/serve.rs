@@ -1,0 +1,355 @@
+//! Rank 0's side.
+
+use super::{
+    super::{
+        auth::{self, Purpose},
+        door::{Door, Visit},
+        poll::{self, Waker},
+        rendezvous_error::RendezvousError,
+        secret::Secret,
+        settings::Rendezvous,
+        wire,
+    },
+    Answer, HELLO_LIMIT, Hello, Joined, VERSION, answer_limit, listen, resolve,
+    verdict::{Verdict, duplicate},
+};
+use rustix::event::{PollFd, PollFlags};
+use std::{
+    collections::BTreeMap,
+    io,
+    net::{SocketAddr, TcpListener, TcpStream},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+/// For one rank to take its answer.
+const ANSWER_LIMIT: Duration = Duration::from_secs(2);
+/// How long a failed rendezvous stays to tell the ranks that come late.
+const FAREWELL: Duration = Duration::from_secs(2);
+/// Longest sleep while waiting, so that nothing depends on a wake-up alone.
+const SLICE: Duration = Duration::from_millis(500);
+/// Between two lines of log while ranks are missing.
+const REPORT_EVERY: Duration = Duration::from_secs(10);
+
+/// A rank that has said hello and waits for its answer.
+#[derive(Debug)]
+struct Guest {
+    stream: TcpStream,
+    from: SocketAddr,
+    hello: Hello,
+}
+
+/// A door that answers everyone with a refusal.
+pub(in super::super) type LateDoor = Door<()>;
+
+/// Waits until all ranks have come, or says why they cannot.
+pub(in super::super) fn serve(
+    settings: &mut Rendezvous,
+    waker: &Arc<Waker>,
+) -> Result<Joined, RendezvousError> {
+    let start = Instant::now();
+    let handed = settings.listener.is_some() || settings.listen_fd.is_some();
+    // An address that was bound by somebody else need not mean anything here.
+    let mut addresses = if handed {
+        Vec::new()
+    } else {
+        resolve::resolve(settings, &resolve::system)?
+    };
+    // Before anything listens; again below, for what a launcher bound.
+    let listeners = if handed {
+        let listeners = listen::listeners(settings, &[])?;
+        addresses.extend(
+            listeners
+                .iter()
+                .filter_map(|listener| listener.local_addr().ok()),
+        );
+        listeners
+    } else {
+        resolve::secret_for(settings, &addresses)?;
+        listen::listeners(settings, &addresses)?
+    };
+    let secret = resolve::secret_for(settings, &addresses)?;
+    for listener in &listeners {
+        if let Ok(address) = listener.local_addr() {
+            tracing::debug!(
+                "rank 0 waits for {} ranks on {address}",
+                settings.world_size.get() - 1
+            );
+        }
+    }
+    let late = clones(&listeners).map_err(|error| failed("keeping the listening socket", error))?;
+    let server = Server {
+        door: door(listeners, waker.clone(), secret.clone()),
+        us: Hello::new(settings),
+        guests: BTreeMap::new(),
+        turned_away: BTreeMap::new(),
+        secret: secret.clone(),
+        start,
+    };
+    let mut joined = server.run(waker, start + settings.rendezvous_timeout)?;
+    joined.door = Some(late_door(late, waker.clone(), secret, Hello::new(settings)));
+    Ok(joined)
+}
+
+fn failed(operation: &'static str, cause: io::Error) -> RendezvousError {
+    RendezvousError::Io {
+        rank: 0,
+        operation,
+        cause,
+    }
+}
+
+fn clones(listeners: &[TcpListener]) -> io::Result<Vec<TcpListener>> {
+    listeners.iter().map(TcpListener::try_clone).collect()
+}
+
+fn door(listeners: Vec<TcpListener>, waker: Arc<Waker>, secret: Secret) -> Door<Guest> {
+    Door::new(listeners, waker, move |stream, from, deadline| {
+        let hello = hear(&stream, &secret, deadline)?;
+        Ok(Guest {
+            stream,
+            from,
+            hello,
+        })
+    })
+}
+
+fn hear(stream: &TcpStream, secret: &Secret, deadline: Instant) -> Result<Hello, String> {
+    auth::accept(stream, secret, Purpose::Control, deadline).map_err(|error| error.to_string())?;
+    wire::receive(stream, HELLO_LIMIT, deadline).map_err(|error| error.to_string())
+}
+
+/// After the rendezvous, whoever calls is too late or belongs elsewhere.
+fn late_door(
+    listeners: Vec<TcpListener>,
+    waker: Arc<Waker>,
+    secret: Secret,
+    us: Hello,
+) -> LateDoor {
+    Door::new(listeners, waker, move |stream, _, deadline| {
+        let hello = hear(&stream, &secret, deadline)?;
+        let answer = match us.verdict(&hello) {
+            Verdict::Turn(answer) => answer,
+            Verdict::Fits | Verdict::Contradicts(_) => Answer::Refused {
+                reason: format!(
+                    "the job already runs with all its {} ranks; this one says it is rank {} of {}",
+                    us.world_size, hello.peer.rank, hello.world_size
+                ),
+            },
+        };
+        let sent = wire::send(&stream, &answer, answer_limit(us.world_size), deadline);
+        let (Answer::Refused { reason } | Answer::Busy { reason }) = answer else {
+            return Ok(());
+        };
+        sent.map_err(|error| error.to_string())?;
+        Err(reason)
+    })
+}
+
+struct Server {
+    door: Door<Guest>,
+    us: Hello,
+    guests: BTreeMap<usize, Guest>,
+    /// Why, and how many.
+    turned_away: BTreeMap<String, usize>,
+    secret: Secret,
+    start: Instant,
+}
+
+impl Server {
+    fn run(mut self, waker: &Waker, deadline: Instant) -> Result<Joined, RendezvousError> {
+        let mut report = self.start + REPORT_EVERY;
+        while self.guests.len() + 1 < self.us.world_size {
+            if Instant::now() >= deadline {
+                return Err(self.time_out());
+            }
+            if Instant::now() >= report {
+                report += REPORT_EVERY;
+                tracing::warn!("rank 0 still waits for rank(s) {:?}", self.missing());
+            }
+            self.wait(waker, deadline)?;
+            let visits: Vec<_> = self.door.visits().collect();
+            for visit in visits {
+                self.visit(visit, waker)?;
+            }
+        }
+        self.welcome()
+    }
+
+    /// Sleeps until somebody comes, or a guest leaves again: its place is then free for a restarted process.
+    fn wait(&mut self, waker: &Waker, deadline: Instant) -> Result<(), RendezvousError> {
+        let left = deadline
+            .saturating_duration_since(Instant::now())
+            .min(SLICE);
+        let gone: Vec<usize> = {
+            let mut fds = vec![waker.fd()];
+            fds.extend(
+                self.guests
+                    .values()
+                    .map(|guest| PollFd::new(&guest.stream, PollFlags::IN)),
+            );
+            fds.extend(self.door.fds());
+            poll::wait(&mut fds, left)
+                .map_err(|error| failed("waiting for the other ranks", error))?;
+            // A guest has nothing to say until it is answered, so anything to read is its end.
+            self.guests
+                .keys()
+                .zip(&fds[1..])
+                .filter(|(_, fd)| poll::readable(fd))
+                .map(|(rank, _)| *rank)
+                .collect()
+        };
+        for rank in gone {
+            if let Some(guest) = self.guests.remove(&rank) {
+                tracing::warn!(
+                    "rank {rank} ({}) left again before all ranks had come",
+                    guest.hello.peer
+                );
+            }
+        }
+        waker.drain();
+        self.door.accept();
+        Ok(())
+    }
+
+    fn visit(&mut self, visit: Visit<Guest>, waker: &Waker) -> Result<(), RendezvousError> {
+        let guest = match visit {
+            Visit::Admitted(guest) => guest,
+            Visit::TurnedAway { from, why } => {
+                self.turn_away(from, why);
+                return Ok(());
+            }
+        };
+        match self.us.verdict(&guest.hello) {
+            Verdict::Fits => {}
+            Verdict::Turn(answer) => {
+                self.answer(&guest, &answer);
+                if let Answer::Refused { reason } | Answer::Busy { reason } = answer {
+                    self.turn_away(guest.from, reason);
+                }
+                return Ok(());
+            }
+            Verdict::Contradicts(reason) => return Err(self.contradiction(reason, guest, waker)),
+        }
+        let rank = guest.hello.peer.rank;
+        match self.guests.get(&rank) {
+            None => {
+                self.guests.insert(rank, guest);
+                Ok(())
+            }
+            Some(first) => {
+                let reason = duplicate(rank, &first.hello.peer, &guest.hello.peer);
+                Err(self.contradiction(reason, guest, waker))
+            }
+        }
+    }
+
+    fn turn_away(&mut self, from: SocketAddr, why: String) {
+        tracing::warn!("rank 0 turned away {from}: {why}");
+        // Texts of strangers' making do not get here, but their kinds are not ours to bound.
+        if self.turned_away.len() < 32 || self.turned_away.contains_key(&why) {
+            *self.turned_away.entry(why).or_default() += 1;
+        }
+    }
+
+    fn answer(&self, guest: &Guest, answer: &Answer) -> bool {
+        let deadline = Instant::now() + ANSWER_LIMIT;
+        let sent = wire::send(
+            &guest.stream,
+            answer,
+            answer_limit(self.us.world_size),
+            deadline,
+        );
+        if let Err(error) = &sent {
+            tracing::debug!("could not answer {}: {error}", guest.from);
+        }
+        sent.is_ok()
+    }
+
+    /// Tells everyone, and for a while those who come late, so that no rank waits for its time-out.
+    fn contradiction(&mut self, reason: String, last: Guest, waker: &Waker) -> RendezvousError {
+        let answer = Answer::Inconsistent {
+            reason: reason.clone(),
+        };
+        self.answer(&last, &answer);
+        for guest in std::mem::take(&mut self.guests).into_values() {
+            self.answer(&guest, &answer);
+        }
+        let deadline = Instant::now() + FAREWELL;
+        while Instant::now() < deadline && self.wait(waker, deadline).is_ok() {
+            for visit in self.door.visits() {
+                if let Visit::Admitted(guest) = visit {
+                    self.answer(&guest, &answer);
+                }
+            }
+        }
+        RendezvousError::Inconsistent { rank: 0, reason }
+    }
+
+    fn missing(&self) -> Vec<usize> {
+        (1..self.us.world_size)
+            .filter(|rank| !self.guests.contains_key(rank))
+            .collect()
+    }
+
+    fn time_out(self) -> RendezvousError {
+        let mut reason = format!("rank(s) {:?} did not come", self.missing());
+        if !self.turned_away.is_empty() {
+            let each: Vec<_> = self
+                .turned_away
+                .iter()
+                .map(|(why, count)| format!("{count} x {why}"))
+                .collect();
+            let total: usize = self.turned_away.values().sum();
+            reason += &format!(
+                "; {total} connection(s) were turned away: {}",
+                each.join(", ")
+            );
+        }
+        let answer = Answer::TimedOut {
+            reason: reason.clone(),
+        };
+        for guest in self.guests.values() {
+            self.answer(guest, &answer);
+        }
+        RendezvousError::Timeout {
+            rank: 0,
+            elapsed: self.start.elapsed(),
+            reason,
+        }
+    }
+
+    fn welcome(self) -> Result<Joined, RendezvousError> {
+        let mut number = [0; 8];
+        getrandom::fill(&mut number)
+            .map_err(|error| failed("drawing the job's number", io::Error::other(error)))?;
+        let job = u64::from_ne_bytes(number);
+        let mut peers = vec![self.us.peer.clone()];
+        peers.extend(self.guests.values().map(|guest| guest.hello.peer.clone()));
+        let answer = Answer::Welcome {
+            job,
+            peers: peers.clone(),
+        };
+        for guest in self.guests.values() {
+            // One that is gone by now shows on its control connection, by name.
+            self.answer(guest, &answer);
+        }
+        let links = self
+            .guests
+            .into_iter()
+            .map(|(rank, guest)| (rank, guest.stream))
+            .collect();
+        tracing::info!(
+            "all {} ranks have come in {:.1?} (burn-ddp {VERSION}, job {job:016x})",
+            peers.len(),
+            self.start.elapsed()
+        );
+        Ok(Joined {
+            job,
+            secret: self.secret,
+            peers,
+            links,
+            door: None,
+        })
+    }
+}

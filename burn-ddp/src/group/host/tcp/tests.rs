@@ -1,0 +1,51 @@
+//! The conformance suite over loopback sockets, and what only this transport has.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+use super::{super::control_tcp::tests::star_with, *};
+use std::{thread, time::Duration};
+
+/// Small pieces, so that small data takes the paths of large data.
+const PIECES: Tuning = Tuning {
+    small: 64,
+    segment: 4096,
+};
+
+fn make_with(tuning: Tuning, world_size: usize, timeout: Duration) -> Vec<Arc<dyn ProcessGroup>> {
+    let secret = Secret::random().unwrap();
+    let controls = star_with(world_size, |member| member.operation_timeout = timeout);
+    thread::scope(|scope| {
+        let ranks: Vec<_> = controls
+            .into_iter()
+            .map(|control| {
+                let secret = secret.clone();
+                scope.spawn(move || {
+                    let local = control.local_address();
+                    let plane =
+                        Arc::new(Plane::with_tuning(Arc::new(control), secret, local, tuning));
+                    Arc::new(TcpGroup::create(&plane, 0).unwrap()) as Arc<dyn ProcessGroup>
+                })
+            })
+            .collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    })
+}
+
+mod small_pieces {
+    fn make(
+        world_size: usize,
+        timeout: std::time::Duration,
+    ) -> Vec<std::sync::Arc<dyn super::ProcessGroup>> {
+        super::make_with(super::PIECES, world_size, timeout)
+    }
+    crate::group::conformance::suite!(make);
+}
+
+mod default_sizes {
+    fn make(
+        world_size: usize,
+        timeout: std::time::Duration,
+    ) -> Vec<std::sync::Arc<dyn super::ProcessGroup>> {
+        super::make_with(super::Tuning::default(), world_size, timeout)
+    }
+    crate::group::conformance::suite!(make);
+}

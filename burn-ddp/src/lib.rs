@@ -3,6 +3,7 @@
 
 mod autodiff;
 mod config;
+pub mod data;
 mod ddp;
 mod dtype;
 mod error;

@@ -8,6 +8,7 @@ mod ddp;
 mod dtype;
 mod error;
 pub mod group;
+pub mod launch;
 mod reducer;
 mod replica;
 

@@ -310,3 +310,7 @@ impl Position {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "loader_tests.rs"]
+mod tests;

@@ -1,6 +1,6 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use super::*;
+use super::{super::MarkedBatch, *};
 use crate::group::thread::ThreadGroup;
 use burn::data::dataset::{DatasetError, InMemDataset};
 use std::{collections::BTreeSet, thread};

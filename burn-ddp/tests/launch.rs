@@ -51,7 +51,9 @@ struct PeerLost;
 /// Not a test by itself: the entry of the launched programs.
 #[test]
 fn program() {
-    let Ok(name) = env::var("LAUNCH_PROGRAM") else { return };
+    let Ok(name) = env::var("LAUNCH_PROGRAM") else {
+        return;
+    };
     // The test harness has begun a line.
     println!();
     let (nproc, grace) = match name.as_str() {
@@ -63,7 +65,11 @@ fn program() {
     let mut launcher = Launcher::<Failure>::new()
         .grace(Duration::from_secs(grace))
         .secondary(|error| matches!(error, Failure::Peer(_)))
-        .panic_payload(|payload| payload.is::<PeerLost>().then(|| ("typed: lost rank 1".to_owned(), true)));
+        .panic_payload(|payload| {
+            payload
+                .is::<PeerLost>()
+                .then(|| ("typed: lost rank 1".to_owned(), true))
+        });
     if name != "from_env" {
         launcher = launcher.nproc(nproc);
     }
@@ -148,6 +154,18 @@ fn rank(name: &str) -> Result<(), Failure> {
                 return Err(Failure::Own("the real reason"));
             }
         }
+        "daemon" => {
+            Command::new("sleep").arg("1000").spawn().unwrap();
+        }
+        "nested" if rank == "1" => {
+            let nested = Command::new(env::current_exe().unwrap())
+                .args(env::args().skip(1))
+                .env("LAUNCH_PROGRAM", "fails")
+                .status();
+            assert_eq!(nested.unwrap().code(), Some(1));
+        }
+        "nested" => {}
+        "fails" => return Err(Failure::Own("of no interest to the launcher")),
         "hang" if rank == "1" => {
             wait_for(&scratch("ready-0"));
             wait_for(&scratch("ready-2"));
@@ -158,9 +176,16 @@ fn rank(name: &str) -> Result<(), Failure> {
                 ignore_signals();
             }
             if rank == "1" {
-                Command::new("sh").args(["-c", "trap '' TERM INT HUP; sleep 1000"]).spawn().unwrap();
+                Command::new("sh")
+                    .args(["-c", "trap '' TERM INT HUP; sleep 1000"])
+                    .spawn()
+                    .unwrap();
             }
-            fs::write(scratch(&format!("port-{rank}")), variable(launch::MASTER_PORT)).unwrap();
+            fs::write(
+                scratch(&format!("port-{rank}")),
+                variable(launch::MASTER_PORT),
+            )
+            .unwrap();
             fs::write(scratch(&format!("ready-{rank}")), process::id().to_string()).unwrap();
             sleep_for_ever();
         }
@@ -170,9 +195,12 @@ fn rank(name: &str) -> Result<(), Failure> {
 }
 
 fn environment(rank: &str) {
-    let sockets = fs::read_dir("/proc/self/fd").unwrap().flatten().filter(|entry| {
-        fs::read_link(entry.path()).is_ok_and(|to| to.to_string_lossy().starts_with("socket:"))
-    });
+    let sockets = fs::read_dir("/proc/self/fd")
+        .unwrap()
+        .flatten()
+        .filter(|entry| {
+            fs::read_link(entry.path()).is_ok_and(|to| to.to_string_lossy().starts_with("socket:"))
+        });
     // Bound and listening: a connection is taken up without anybody having called accept.
     let port = variable(launch::MASTER_PORT).parse().unwrap();
     let sockets = sockets.count();
@@ -214,7 +242,11 @@ struct Ended {
 impl Run {
     fn start(program: &str, variables: &[(&str, &str)]) -> Self {
         static COUNT: AtomicUsize = AtomicUsize::new(0);
-        let mark = format!("LAUNCH_MARK={}-{}", process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+        let mark = format!(
+            "LAUNCH_MARK={}-{}",
+            process::id(),
+            COUNT.fetch_add(1, Ordering::Relaxed)
+        );
         let scratch = tempfile::tempdir().unwrap();
         let (name, value) = mark.split_once('=').unwrap();
         let launcher = Command::new(env::current_exe().unwrap())
@@ -230,7 +262,12 @@ impl Run {
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
-        Self { launcher, mark, scratch, started: Instant::now() }
+        Self {
+            launcher,
+            mark,
+            scratch,
+            started: Instant::now(),
+        }
     }
 
     fn check_limit(&self, what: &str) {
@@ -249,14 +286,17 @@ impl Run {
         let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
         let ours = |pid: &i32| {
             let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-            environment.split(|byte| *byte == 0).any(|variable| variable == self.mark.as_bytes())
+            environment
+                .split(|byte| *byte == 0)
+                .any(|variable| variable == self.mark.as_bytes())
         };
         pids.filter(ours).filter_map(Pid::from_raw).collect()
     }
 
     fn wait_until_ready(&self, ranks: usize) -> Vec<Pid> {
         let ready = |rank: usize| {
-            let text = fs::read_to_string(self.scratch.path().join(format!("ready-{rank}"))).ok()?;
+            let text =
+                fs::read_to_string(self.scratch.path().join(format!("ready-{rank}"))).ok()?;
             Pid::from_raw(text.parse().ok()?)
         };
         loop {
@@ -294,7 +334,11 @@ impl Run {
         while !self.alive().is_empty() {
             self.check_limit("the end of the ranks");
         }
-        Ended { code: status.code(), stdout: stdout.join().unwrap(), stderr: stderr.join().unwrap() }
+        Ended {
+            code: status.code(),
+            stdout: stdout.join().unwrap(),
+            stderr: stderr.join().unwrap(),
+        }
     }
 }
 
@@ -304,7 +348,10 @@ fn run(program: &str) -> Ended {
 
 /// The launcher's own report, which comes after all output of the ranks.
 fn report(ended: &Ended) -> &str {
-    let start = ended.stderr.rfind("\nrank ").map_or(0, |newline| newline + 1);
+    let start = ended
+        .stderr
+        .rfind("\nrank ")
+        .map_or(0, |newline| newline + 1);
     &ended.stderr[start..]
 }
 
@@ -325,15 +372,36 @@ fn ddp_42_ranks_get_their_place_and_their_share_of_the_cores() {
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
     let share = (thread::available_parallelism().unwrap().get() / 2).max(1);
     let line = |rank, sockets, listens| {
-        format!("rank {rank} local {rank} of 2 local 2 threads {share} 7 sockets {sockets} listens {listens}")
+        format!(
+            "rank {rank} local {rank} of 2 local 2 threads {share} 7 sockets {sockets} listens {listens}"
+        )
     };
     let lines: Vec<&str> = ended.stdout.lines().collect();
-    assert!(lines.contains(&line(0, 1, true).as_str()), "{}", ended.stdout);
-    assert!(lines.contains(&format!("[rank 1] {}", line(1, 0, false)).as_str()), "{}", ended.stdout);
-    assert!(lines.contains(&"[rank 1] no end of line"), "{}", ended.stdout);
+    assert!(
+        lines.contains(&line(0, 1, true).as_str()),
+        "{}",
+        ended.stdout
+    );
+    assert!(
+        lines.contains(&format!("[rank 1] {}", line(1, 0, false)).as_str()),
+        "{}",
+        ended.stdout
+    );
+    assert!(
+        lines.contains(&"[rank 1] no end of line"),
+        "{}",
+        ended.stdout
+    );
     assert!(ended.stderr.lines().any(|line| line == "to stderr"));
-    assert!(ended.stderr.lines().any(|line| line == "[rank 1] to stderr"));
-    assert!(ended.stderr.contains(&format!("{share} thread(s) each (RAYON_NUM_THREADS, MKL_NUM_THREADS")));
+    assert!(
+        ended
+            .stderr
+            .lines()
+            .any(|line| line == "[rank 1] to stderr")
+    );
+    assert!(ended.stderr.contains(&format!(
+        "{share} thread(s) each (RAYON_NUM_THREADS, MKL_NUM_THREADS"
+    )));
 }
 
 #[test]
@@ -344,7 +412,12 @@ fn ddp_17_four_launches_at_once() {
         .map(|run| {
             let ended = run.wait();
             assert_eq!(ended.code, Some(0), "{}", ended.stderr);
-            ended.stdout.lines().find_map(|line| line.strip_prefix("port ")).unwrap().to_owned()
+            ended
+                .stdout
+                .lines()
+                .find_map(|line| line.strip_prefix("port "))
+                .unwrap()
+                .to_owned()
         })
         .collect();
     ports.sort_unstable();
@@ -356,48 +429,113 @@ fn ddp_17_four_launches_at_once() {
 fn ddp_20_the_first_cause_is_reported() {
     let ended = run("boom");
     let report = report(&ended);
-    assert_order(report, &["rank 1 of 3 failed first", "exit code 101", "boom-42", "last words of rank 1", "then rank"]);
+    assert_order(
+        report,
+        &[
+            "rank 1 of 3 failed first",
+            "exit code 101",
+            "boom-42",
+            "last words of rank 1",
+            "then rank",
+        ],
+    );
     assert_order(report, &["boom-42", "then rank 0", "lost rank 1"]);
     assert_order(report, &["boom-42", "then rank 2", "typed: lost rank 1"]);
-    assert!(report.contains("tests/launch.rs:"), "the panic's place is missing in {report}");
+    assert!(
+        report.contains("tests/launch.rs:"),
+        "the panic's place is missing in {report}"
+    );
     assert_eq!(ended.code, Some(101));
 }
 
 #[test]
 fn ddp_20_of_two_causes_the_earlier_one_is_reported() {
     let ended = run("order");
-    assert_order(report(&ended), &["rank 2 of 3 failed first", "first cause", "then rank 0", "second cause"]);
+    assert_order(
+        report(&ended),
+        &[
+            "rank 2 of 3 failed first",
+            "first cause",
+            "then rank 0",
+            "second cause",
+        ],
+    );
     assert_eq!(ended.code, Some(1));
 }
 
 #[test]
 fn ddp_20_a_killed_rank_is_reported_with_its_signal() {
     let ended = run("killed");
-    assert_order(report(&ended), &["rank 2 of 3 failed first", "signal 9 (SIGKILL)", "then rank", "lost rank 2"]);
+    assert_order(
+        report(&ended),
+        &[
+            "rank 2 of 3 failed first",
+            "signal 9 (SIGKILL)",
+            "then rank",
+            "lost rank 2",
+        ],
+    );
     assert_eq!(ended.code, Some(137));
 }
 
 #[test]
 fn an_exit_code_is_passed_on() {
     let ended = run("exit");
-    assert_order(report(&ended), &["rank 1 of 3 failed first", "exit code 7", "then rank", "lost rank 1"]);
+    assert_order(
+        report(&ended),
+        &[
+            "rank 1 of 3 failed first",
+            "exit code 7",
+            "then rank",
+            "lost rank 1",
+        ],
+    );
     assert_eq!(ended.code, Some(7));
 }
 
 #[test]
 fn a_caught_panic_is_no_failure() {
     let ended = run("caught");
-    assert_order(report(&ended), &["rank 1 of 3 failed first", "exit code 1", "the real reason"]);
+    assert_order(
+        report(&ended),
+        &["rank 1 of 3 failed first", "exit code 1", "the real reason"],
+    );
     assert!(!report(&ended).contains("then rank"), "{}", ended.stderr);
+}
+
+#[test]
+fn what_a_finished_rank_leaves_behind_is_ended() {
+    // `wait` looks for what is left.
+    assert_eq!(run("daemon").code, Some(0));
+}
+
+#[test]
+fn a_program_that_a_rank_starts_is_no_rank() {
+    let ended = run("nested");
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
 }
 
 #[test]
 fn ddp_03_ranks_that_hang_after_a_failure_are_ended() {
     let ended = run("hang");
     let report = report(&ended);
-    assert_order(report, &["rank 1 of 3 failed first", "out of data", "then rank", "ended by the launcher"]);
-    assert!(report.contains("then rank 0 (ended by the launcher)"), "{report}");
-    assert!(report.contains("then rank 2 (ended by the launcher)"), "{report}");
+    assert_order(
+        report,
+        &[
+            "rank 1 of 3 failed first",
+            "out of data",
+            "then rank",
+            "ended by the launcher",
+        ],
+    );
+    assert!(
+        report.contains("then rank 0 (ended by the launcher)"),
+        "{report}"
+    );
+    assert!(
+        report.contains("then rank 2 (ended by the launcher)"),
+        "{report}"
+    );
     assert_eq!(ended.code, Some(1));
 }
 
@@ -405,7 +543,10 @@ fn ddp_03_ranks_that_hang_after_a_failure_are_ended() {
 fn stopped_by(signal: Signal) -> Ended {
     let run = Run::start("sleep", &[]);
     run.wait_until_ready(3);
-    let port = fs::read_to_string(run.scratch.path().join("port-0")).unwrap().parse().unwrap();
+    let port = fs::read_to_string(run.scratch.path().join("port-0"))
+        .unwrap()
+        .parse()
+        .unwrap();
     run.signal(signal);
     let ended = run.wait();
     TcpListener::bind(("127.0.0.1", port)).expect("the port is free again");
@@ -461,25 +602,48 @@ fn one_rank_runs_in_the_program_itself() {
     let run = Run::start("single", &[]);
     let body = format!("body in {}", run.launcher.id());
     let ended = run.wait();
-    assert!(ended.stdout.lines().any(|line| line == body), "{}", ended.stdout);
+    assert!(
+        ended.stdout.lines().any(|line| line == body),
+        "{}",
+        ended.stdout
+    );
     assert_eq!(ended.code, Some(0));
 }
 
 #[test]
 fn another_launchers_rank_runs_in_the_program_itself() {
-    let ended = Run::start("from_env", &[("RANK", "1"), ("WORLD_SIZE", "2"), (launch::NPROC, "3")]).wait();
-    assert_eq!(ended.stdout.matches("body of 1").count(), 1, "{}", ended.stdout);
+    let ended = Run::start(
+        "from_env",
+        &[("RANK", "1"), ("WORLD_SIZE", "2"), (launch::NPROC, "3")],
+    )
+    .wait();
+    assert_eq!(
+        ended.stdout.matches("body of 1").count(),
+        1,
+        "{}",
+        ended.stdout
+    );
 }
 
 #[test]
 fn the_number_of_ranks_comes_from_the_environment() {
     let ended = Run::start("from_env", &[(launch::NPROC, "3")]).wait();
-    let mut bodies: Vec<&str> = ended.stdout.lines().filter(|line| line.contains("body of")).collect();
+    let mut bodies: Vec<&str> = ended
+        .stdout
+        .lines()
+        .filter(|line| line.contains("body of"))
+        .collect();
     bodies.sort_unstable();
-    assert_eq!(bodies, ["[rank 1] body of 1", "[rank 2] body of 2", "body of 0"]);
+    assert_eq!(
+        bodies,
+        ["[rank 1] body of 1", "[rank 2] body of 2", "body of 0"]
+    );
     for wrong in ["0", "two", "-1", "99999999"] {
         let ended = Run::start("from_env", &[(launch::NPROC, wrong)]).wait();
-        assert_order(&ended.stderr, &[wrong, launch::NPROC, "is no number of ranks"]);
+        assert_order(
+            &ended.stderr,
+            &[wrong, launch::NPROC, "is no number of ranks"],
+        );
         assert_eq!(ended.code, Some(1));
     }
 }

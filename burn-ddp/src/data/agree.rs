@@ -35,7 +35,9 @@ impl Settings {
 
 fn describe(field: usize, value: u64) -> (&'static str, String) {
     let name = |names: &[&str]| {
-        let name = usize::try_from(value).ok().and_then(|index| names.get(index));
+        let name = usize::try_from(value)
+            .ok()
+            .and_then(|index| names.get(index));
         name.map_or_else(|| format!("unknown ({value})"), |name| (*name).to_owned())
     };
     match field {
@@ -53,13 +55,23 @@ fn describe(field: usize, value: u64) -> (&'static str, String) {
 pub(super) fn agree(group: &dyn ProcessGroup, settings: &Settings) -> Result<(), DataError> {
     let ours = settings.encode();
     let mut all = vec![0u64; FIELDS * group.world_size()];
-    group.all_gather(bytemuck::cast_slice(&ours), bytemuck::cast_slice_mut(&mut all), DType::U64)?;
+    group.all_gather(
+        bytemuck::cast_slice(&ours),
+        bytemuck::cast_slice_mut(&mut all),
+        DType::U64,
+    )?;
     let (reference, rest) = all.split_at(FIELDS);
     for (peer, theirs) in rest.chunks_exact(FIELDS).enumerate() {
         if let Some(field) = (0..FIELDS).find(|&field| theirs[field] != reference[field]) {
             let (what, theirs) = describe(field, theirs[field]);
             let (_, reference) = describe(field, reference[field]);
-            return Err(DataError::Disagreement { rank: group.rank(), what, peer: peer + 1, theirs, reference });
+            return Err(DataError::Disagreement {
+                rank: group.rank(),
+                what,
+                peer: peer + 1,
+                theirs,
+                reference,
+            });
         }
     }
     Ok(())

@@ -13,13 +13,17 @@ pub enum DataError {
         rank: usize,
     },
     /// A batch must hold at least one item.
-    #[error("rank {rank}: the batch size is 0; it is the number of items of one rank in one batch and must be at least 1")]
+    #[error(
+        "rank {rank}: the batch size is 0; it is the number of items of one rank in one batch and must be at least 1"
+    )]
     ZeroBatchSize {
         /// The rank that reports.
         rank: usize,
     },
     /// `batch_size * world_size` does not fit in a `usize`.
-    #[error("rank {rank}: batch size {batch_size} on {world_size} ranks is larger than this machine can count")]
+    #[error(
+        "rank {rank}: batch size {batch_size} on {world_size} ranks is larger than this machine can count"
+    )]
     BatchTooLarge {
         /// The rank that reports.
         rank: usize,
@@ -54,7 +58,9 @@ pub enum DataError {
         reference: String,
     },
     /// A saved state belongs to another loader.
-    #[error("rank {rank}: the saved loader state does not fit this loader: {what} is {saved} in the state and {here} here")]
+    #[error(
+        "rank {rank}: the saved loader state does not fit this loader: {what} is {saved} in the state and {here} here"
+    )]
     State {
         /// The rank that reports.
         rank: usize,
@@ -66,7 +72,9 @@ pub enum DataError {
         here: String,
     },
     /// The operating system gave no thread for a loader worker.
-    #[error("rank {rank}: could not start loader worker {worker}: {cause}. Use a smaller num_workers")]
+    #[error(
+        "rank {rank}: could not start loader worker {worker}: {cause}. Use a smaller num_workers"
+    )]
     Worker {
         /// The rank that reports.
         rank: usize,

@@ -1,7 +1,7 @@
 //! The iterators of a loader.
 
 use super::{
-    loader::Position,
+    position::Position,
     worker::{Fetch, Pass, WorkerFailed},
 };
 use burn::{
@@ -32,8 +32,20 @@ pub struct Batches<O> {
 }
 
 impl<O> Batches<O> {
-    pub(super) fn new(feed: Feed<O>, pass: Arc<Pass>, position: Arc<Position>, ticket: u64) -> Self {
-        Self { feed, pass, next: 0, failed: false, position, ticket }
+    pub(super) fn new(
+        feed: Feed<O>,
+        pass: Arc<Pass>,
+        position: Arc<Position>,
+        ticket: u64,
+    ) -> Self {
+        Self {
+            feed,
+            pass,
+            next: 0,
+            failed: false,
+            position,
+            ticket,
+        }
     }
 
     fn fetch(&self, batch: usize) -> Result<O, DatasetError> {
@@ -63,7 +75,8 @@ impl<O> Iterator for Batches<O> {
         let result = self.fetch(self.next);
         if result.is_ok() {
             self.next += 1;
-            self.position.advance(self.ticket, self.pass.cursor_after(self.next));
+            self.position
+                .advance(self.ticket, self.pass.cursor_after(self.next));
         } else {
             self.failed = true;
         }
@@ -71,7 +84,11 @@ impl<O> Iterator for Batches<O> {
     }
 
     fn size_hint(&self) -> (usize, Option<usize>) {
-        let left = if self.failed { 0 } else { self.pass.num_batches() - self.next };
+        let left = if self.failed {
+            0
+        } else {
+            self.pass.num_batches() - self.next
+        };
         (0, Some(left))
     }
 }
@@ -105,9 +122,13 @@ impl<O> Iterator for MarkedBatches<O> {
         let index = self.0.next;
         let batch = self.0.next()?;
         Some(batch.map(|batch| {
-            let (len, valid) = self.0.pass.samples(index).fold((0, 0), |(len, valid), sample| {
-                (len + 1, valid + usize::from(!sample.padding))
-            });
+            let (len, valid) = self
+                .0
+                .pass
+                .samples(index)
+                .fold((0, 0), |(len, valid), sample| {
+                    (len + 1, valid + usize::from(!sample.padding))
+                });
             MarkedBatch { batch, len, valid }
         }))
     }

@@ -4,6 +4,7 @@ use super::{
     DataError, ShardedSampler, Tail,
     agree::{Settings, agree},
     iter::{Batches, Feed, MarkedBatches},
+    position::Position,
     worker::{Fetch, Pass, Pool, Source},
 };
 use crate::group::ProcessGroup;
@@ -15,10 +16,7 @@ use burn::{
     tensor::Device,
 };
 use serde::{Deserialize, Serialize};
-use std::{
-    ops::Range,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use std::{ops::Range, sync::Arc};
 
 /// Options of a [`DistributedLoader`].
 ///
@@ -95,21 +93,48 @@ impl<I: 'static, O: Send + 'static> LoaderBuilder<I, O> {
     /// world size differ; [`DataError::EmptyDataset`]; [`DataError::ZeroBatchSize`];
     /// [`DataError::Worker`]; [`DataError::Group`].
     pub fn build(self) -> Result<DistributedLoader<O>, DataError> {
-        let (rank, world_size) = self.group.as_ref().map_or((0, 1), |group| (group.rank(), group.world_size()));
+        let (rank, world_size) = self
+            .group
+            .as_ref()
+            .map_or((0, 1), |group| (group.rank(), group.world_size()));
         let len = self.dataset.len();
-        let Self { batch_size, seed, tail, .. } = self;
+        let Self {
+            batch_size,
+            seed,
+            tail,
+            ..
+        } = self;
         // First the collective: a rank that left early with an error of its own would leave the others waiting.
         if let Some(group) = self.group.as_deref() {
-            agree(group, &Settings { len, batch_size, tail, seed, world_size })?;
+            agree(
+                group,
+                &Settings {
+                    len,
+                    batch_size,
+                    tail,
+                    seed,
+                    world_size,
+                },
+            )?;
         }
         let sampler = ShardedSampler::new(len, batch_size, rank, world_size, seed, tail)?;
-        let source: Arc<dyn Fetch<O>> = Arc::new(Source { dataset: self.dataset, batcher: self.batcher });
+        let source: Arc<dyn Fetch<O>> = Arc::new(Source {
+            dataset: self.dataset,
+            batcher: self.batcher,
+        });
         let pool = match self.num_workers {
             0 => None,
             workers => Some(Arc::new(Pool::new(workers, rank, &source)?)),
         };
         let device = self.device.unwrap_or_default();
-        Ok(DistributedLoader { sampler, source, pool, device, position: Arc::default(), slice: None })
+        Ok(DistributedLoader {
+            sampler,
+            source,
+            pool,
+            device,
+            position: Arc::default(),
+            slice: None,
+        })
     }
 }
 
@@ -146,7 +171,11 @@ impl<O: Send + 'static> DistributedLoader<O> {
     pub fn iter(&self) -> Batches<O> {
         let start = self.position.begin();
         let shard = self.sampler.shard(start.epoch, start.cursor);
-        let pass = Arc::new(Pass::new(shard, self.slice.as_ref(), self.sampler.batch_size()));
+        let pass = Arc::new(Pass::new(
+            shard,
+            self.slice.as_ref(),
+            self.sampler.batch_size(),
+        ));
         let feed = match &self.pool {
             Some(pool) => Feed::Workers(pool.start(&pass, &self.device)),
             None => Feed::Inline(self.source.clone(), self.device.clone()),
@@ -161,7 +190,8 @@ impl<O: Send + 'static> DistributedLoader<O> {
 
     /// Batches of this rank in a whole epoch. Equal on all ranks except under [`Tail::Exact`].
     pub fn num_batches(&self) -> usize {
-        self.num_items_per_epoch().div_ceil(self.sampler.batch_size())
+        self.num_items_per_epoch()
+            .div_ceil(self.sampler.batch_size())
     }
 
     /// The sampler behind this loader.
@@ -179,7 +209,11 @@ impl<O: Send + 'static> DistributedLoader<O> {
         let (epoch, cursor) = self.position.get();
         // The loop may have taken the last batch without asking for the end.
         let (epoch, cursor) = self.normalise(epoch, cursor);
-        LoaderState { seed: self.sampler.seed(), epoch, cursor: cursor as u64 }
+        LoaderState {
+            seed: self.sampler.seed(),
+            epoch,
+            cursor: cursor as u64,
+        }
     }
 
     /// Makes the next pass continue where `state` was taken, on any number of ranks. Call it on all
@@ -190,15 +224,35 @@ impl<O: Send + 'static> DistributedLoader<O> {
     /// [`DataError::State`] if the state has another seed or lies beyond the data set's end.
     pub fn restore(&self, state: &LoaderState) -> Result<(), DataError> {
         let rank = self.sampler.rank();
-        let error = |what, saved, here| Err(DataError::State { rank, what, saved, here });
+        let error = |what, saved, here| {
+            Err(DataError::State {
+                rank,
+                what,
+                saved,
+                here,
+            })
+        };
         if state.seed != self.sampler.seed() {
-            let show = |seed: Option<u64>| seed.map_or_else(|| "none (no shuffling)".to_owned(), |s| s.to_string());
-            return error("the shuffling seed", show(state.seed), show(self.sampler.seed()));
+            let show = |seed: Option<u64>| {
+                seed.map_or_else(|| "none (no shuffling)".to_owned(), |s| s.to_string())
+            };
+            return error(
+                "the shuffling seed",
+                show(state.seed),
+                show(self.sampler.seed()),
+            );
         }
         let len = self.sampler.dataset_len();
-        let Some(cursor) = usize::try_from(state.cursor).ok().filter(|cursor| *cursor <= len) else {
+        let Some(cursor) = usize::try_from(state.cursor)
+            .ok()
+            .filter(|cursor| *cursor <= len)
+        else {
             let here = format!("at most {len} (the data set's length)");
-            return error("the number of consumed items", state.cursor.to_string(), here);
+            return error(
+                "the number of consumed items",
+                state.cursor.to_string(),
+                here,
+            );
         };
         let (epoch, cursor) = self.normalise(state.epoch, cursor);
         self.position.set(epoch, cursor);
@@ -206,17 +260,40 @@ impl<O: Send + 'static> DistributedLoader<O> {
     }
 
     fn normalise(&self, epoch: u64, cursor: usize) -> (u64, usize) {
-        if cursor > 0 && self.sampler.is_finished(cursor) { (epoch.wrapping_add(1), 0) } else { (epoch, cursor) }
+        if cursor > 0 && self.sampler.is_finished(cursor) {
+            (epoch.wrapping_add(1), 0)
+        } else {
+            (epoch, cursor)
+        }
     }
 
     fn num_items_per_epoch(&self) -> usize {
         let len = self.sampler.num_items(0);
-        self.slice.as_ref().map_or(len, |slice| slice.end.min(len).saturating_sub(slice.start))
+        self.slice
+            .as_ref()
+            .map_or(len, |slice| slice.end.min(len).saturating_sub(slice.start))
     }
 
-    fn share(&self, device: Device, position: Arc<Position>, slice: Option<Range<usize>>) -> Arc<dyn DataLoader<O>> {
-        let Self { sampler, source, pool, .. } = self;
-        Arc::new(Self { sampler: sampler.clone(), source: source.clone(), pool: pool.clone(), device, position, slice })
+    fn share(
+        &self,
+        device: Device,
+        position: Arc<Position>,
+        slice: Option<Range<usize>>,
+    ) -> Arc<dyn DataLoader<O>> {
+        let Self {
+            sampler,
+            source,
+            pool,
+            ..
+        } = self;
+        Arc::new(Self {
+            sampler: sampler.clone(),
+            source: source.clone(),
+            pool: pool.clone(),
+            device,
+            position,
+            slice,
+        })
     }
 }
 
@@ -240,74 +317,11 @@ impl<O: Send + 'static> DataLoader<O> for DistributedLoader<O> {
         let limit = self.slice.as_ref().map_or(usize::MAX, |slice| slice.end);
         let clamp = |offset: usize| origin.saturating_add(offset).min(limit);
         let position = Arc::new(self.position.copy());
-        self.share(self.device.clone(), position, Some(clamp(start)..clamp(end.max(start))))
-    }
-}
-
-/// Epoch and cursor, shared by a loader and its running pass.
-#[derive(Debug, Default)]
-pub(super) struct Position(Mutex<Inner>);
-
-#[derive(Clone, Debug, Default)]
-struct Inner {
-    epoch: u64,
-    cursor: usize,
-    /// A pass over `epoch` has begun.
-    begun: bool,
-    /// Names the newest pass; an older one that is still alive must not move the position.
-    ticket: u64,
-}
-
-pub(super) struct Start {
-    epoch: u64,
-    cursor: usize,
-    ticket: u64,
-}
-
-impl Position {
-    fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn copy(&self) -> Self {
-        Self(Mutex::new(self.lock().clone()))
-    }
-
-    fn begin(&self) -> Start {
-        let mut inner = self.lock();
-        if inner.begun {
-            inner.epoch = inner.epoch.wrapping_add(1);
-            inner.cursor = 0;
-        }
-        inner.begun = true;
-        inner.ticket += 1;
-        Start { epoch: inner.epoch, cursor: inner.cursor, ticket: inner.ticket }
-    }
-
-    fn get(&self) -> (u64, usize) {
-        let inner = self.lock();
-        (inner.epoch, inner.cursor)
-    }
-
-    fn set(&self, epoch: u64, cursor: usize) {
-        let mut inner = self.lock();
-        let ticket = inner.ticket + 1;
-        *inner = Inner { epoch, cursor, begun: false, ticket };
-    }
-
-    pub(super) fn advance(&self, ticket: u64, cursor: usize) {
-        let mut inner = self.lock();
-        if inner.ticket == ticket {
-            inner.cursor = cursor;
-        }
-    }
-
-    pub(super) fn finish(&self, ticket: u64) {
-        let mut inner = self.lock();
-        // `begun` is false once finished: asking an ended pass again must not skip an epoch.
-        if inner.ticket == ticket && inner.begun {
-            *inner = Inner { epoch: inner.epoch.wrapping_add(1), cursor: 0, begun: false, ticket };
-        }
+        self.share(
+            self.device.clone(),
+            position,
+            Some(clamp(start)..clamp(end.max(start))),
+        )
     }
 }
 

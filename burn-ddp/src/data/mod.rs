@@ -9,6 +9,7 @@ mod agree;
 mod error;
 mod iter;
 mod loader;
+mod position;
 mod sampler;
 mod worker;
 

@@ -92,9 +92,20 @@ impl ShardedSampler {
             return Err(DataError::EmptyDataset { rank });
         }
         if batch_size.checked_mul(world_size).is_none() {
-            return Err(DataError::BatchTooLarge { rank, batch_size, world_size });
+            return Err(DataError::BatchTooLarge {
+                rank,
+                batch_size,
+                world_size,
+            });
         }
-        Ok(Self { seed, len, batch_size, rank, world_size, tail })
+        Ok(Self {
+            seed,
+            len,
+            batch_size,
+            rank,
+            world_size,
+            tail,
+        })
     }
 
     /// The shuffling seed; `None` keeps the data set's own order.
@@ -130,9 +141,16 @@ impl ShardedSampler {
     /// This rank's part of what is left of `epoch` after `cursor` items. Computes the permutation:
     /// time and memory are linear in the data set's length when shuffling.
     pub fn shard(&self, epoch: u64, cursor: usize) -> Shard {
-        let order = self.seed.map(|seed| permutation(seed, epoch, self.len).into());
+        let order = self
+            .seed
+            .map(|seed| permutation(seed, epoch, self.len).into());
         let split = self.split(cursor);
-        Shard { sampler: self.clone(), order, cursor: cursor.min(self.len), split }
+        Shard {
+            sampler: self.clone(),
+            order,
+            cursor: cursor.min(self.len),
+            split,
+        }
     }
 
     /// Number of items of this rank, padding included, in what is left of an epoch after `cursor` items.
@@ -170,7 +188,14 @@ impl ShardedSampler {
         let real = share + usize::from(self.rank < longer);
         let padding = self.tail == Tail::Pad && longer > 0 && self.rank >= longer;
         let items = full * self.batch_size + real + usize::from(padding);
-        Split { full, items, real, tail_offset: self.rank * share + self.rank.min(longer), longer, padding }
+        Split {
+            full,
+            items,
+            real,
+            tail_offset: self.rank * share + self.rank.min(longer),
+            longer,
+            padding,
+        }
     }
 }
 
@@ -218,11 +243,24 @@ impl Shard {
 
     /// The item at `position` of this rank, `None` from [`len`](Self::len) on.
     pub fn sample(&self, position: usize) -> Option<Sample> {
-        let Split { full, items, real, tail_offset, longer, padding } = self.split;
+        let Split {
+            full,
+            items,
+            real,
+            tail_offset,
+            longer,
+            padding,
+        } = self.split;
         if position >= items {
             return None;
         }
-        let ShardedSampler { batch_size, rank, world_size, len, .. } = self.sampler;
+        let ShardedSampler {
+            batch_size,
+            rank,
+            world_size,
+            len,
+            ..
+        } = self.sampler;
         let (batch, within) = (position / batch_size, position % batch_size);
         if batch < full {
             return Some(self.at(self.cursor + (batch * world_size + rank) * batch_size + within));
@@ -232,7 +270,10 @@ impl Shard {
             // The ranks without a longer share repeat the epoch's first items, one each, over and over if
             // there are more ranks than items.
             let repeated = self.at((rank - longer) % len);
-            return Some(Sample { padding: true, ..repeated });
+            return Some(Sample {
+                padding: true,
+                ..repeated
+            });
         }
         let tail_start = self.cursor + full * self.sampler.global_batch();
         Some(self.at(tail_start + tail_offset + in_tail))
@@ -258,8 +299,14 @@ impl Shard {
     }
 
     fn at(&self, position: usize) -> Sample {
-        let index = self.order.as_ref().map_or(position, |order| order[position]);
-        Sample { index, padding: false }
+        let index = self
+            .order
+            .as_ref()
+            .map_or(position, |order| order[position]);
+        Sample {
+            index,
+            padding: false,
+        }
     }
 }
 

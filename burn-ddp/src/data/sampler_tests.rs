@@ -28,14 +28,19 @@ fn permutation_never_changes() {
     assert_eq!(permutation(42, 1, 10), [6, 1, 5, 7, 4, 3, 2, 8, 9, 0]);
     assert_eq!(
         permutation(7, 0, 20),
-        [11, 5, 6, 13, 8, 3, 10, 9, 1, 12, 18, 17, 15, 2, 7, 4, 16, 19, 0, 14]
+        [
+            11, 5, 6, 13, 8, 3, 10, 9, 1, 12, 18, 17, 15, 2, 7, 4, 16, 19, 0, 14
+        ]
     );
 }
 
 #[test]
 fn ranks_take_blocks_of_each_global_batch() {
     // 8 items, batches of 2 on 2 ranks: global batches 0..4 and 4..8, as one process with batches of 4 has.
-    let expected = [vec![(0, R), (1, R), (4, R), (5, R)], vec![(2, R), (3, R), (6, R), (7, R)]];
+    let expected = [
+        vec![(0, R), (1, R), (4, R), (5, R)],
+        vec![(2, R), (3, R), (6, R), (7, R)],
+    ];
     for tail in [Tail::Pad, Tail::Drop, Tail::Exact] {
         assert_eq!(shards(8, 2, 2, tail), expected);
     }
@@ -68,20 +73,38 @@ fn ddp_19_exact_mode_gives_the_accuracy_of_one_process() {
     // Item 0 is wrong, items 1 to 4 are right: 4 / 5. A padded set without marks would say 4 / 6.
     let count = |tail: Tail, with_padding: bool| {
         let all = shards(5, 2, 2, tail).concat();
-        let seen: Vec<_> = all.iter().filter(|(_, padding)| with_padding || !padding).collect();
-        (seen.iter().filter(|(index, _)| *index != 0).count(), seen.len())
+        let seen: Vec<_> = all
+            .iter()
+            .filter(|(_, padding)| with_padding || !padding)
+            .collect();
+        (
+            seen.iter().filter(|(index, _)| *index != 0).count(),
+            seen.len(),
+        )
     };
     assert_eq!(count(Tail::Exact, true), (4, 5));
     assert_eq!(count(Tail::Pad, true), (4, 6));
     assert_eq!(count(Tail::Pad, false), (4, 5));
-    assert_eq!(shards(5, 2, 2, Tail::Exact), [vec![(0, R), (1, R), (4, R)], vec![(2, R), (3, R)]]);
+    assert_eq!(
+        shards(5, 2, 2, Tail::Exact),
+        [vec![(0, R), (1, R), (4, R)], vec![(2, R), (3, R)]]
+    );
 }
 
 #[test]
 fn ddp_19_fewer_items_than_ranks() {
-    assert_eq!(shards(1, 2, 4, Tail::Pad), [vec![(0, R)], vec![(0, P)], vec![(0, P)], vec![(0, P)]]);
-    assert_eq!(shards(2, 2, 4, Tail::Pad), [vec![(0, R)], vec![(1, R)], vec![(0, P)], vec![(1, P)]]);
-    assert_eq!(shards(3, 2, 4, Tail::Pad), [vec![(0, R)], vec![(1, R)], vec![(2, R)], vec![(0, P)]]);
+    assert_eq!(
+        shards(1, 2, 4, Tail::Pad),
+        [vec![(0, R)], vec![(0, P)], vec![(0, P)], vec![(0, P)]]
+    );
+    assert_eq!(
+        shards(2, 2, 4, Tail::Pad),
+        [vec![(0, R)], vec![(1, R)], vec![(0, P)], vec![(1, P)]]
+    );
+    assert_eq!(
+        shards(3, 2, 4, Tail::Pad),
+        [vec![(0, R)], vec![(1, R)], vec![(2, R)], vec![(0, P)]]
+    );
     for len in 1..=3 {
         assert!(shards(len, 2, 4, Tail::Drop).iter().all(Vec::is_empty));
         assert!(sampler(len, 2, 0, 4, Tail::Drop).is_finished(0));
@@ -95,11 +118,21 @@ fn ddp_19_fewer_items_than_ranks() {
 
 #[test]
 fn wrong_arguments_are_typed_errors() {
-    let new = |len, batch, rank, world| ShardedSampler::new(len, batch, rank, world, None, Tail::Pad);
+    let new =
+        |len, batch, rank, world| ShardedSampler::new(len, batch, rank, world, None, Tail::Pad);
     assert_eq!(new(0, 1, 1, 2), Err(DataError::EmptyDataset { rank: 1 }));
     assert_eq!(new(4, 0, 0, 2), Err(DataError::ZeroBatchSize { rank: 0 }));
-    assert_eq!(new(4, 1, 2, 2), Err(DataError::RankOutOfRange { rank: 2, world_size: 2 }));
-    assert!(matches!(new(4, usize::MAX, 0, 2), Err(DataError::BatchTooLarge { .. })));
+    assert_eq!(
+        new(4, 1, 2, 2),
+        Err(DataError::RankOutOfRange {
+            rank: 2,
+            world_size: 2
+        })
+    );
+    assert!(matches!(
+        new(4, usize::MAX, 0, 2),
+        Err(DataError::BatchTooLarge { .. })
+    ));
 }
 
 #[test]
@@ -113,11 +146,19 @@ fn an_epoch_can_be_finished_by_other_numbers_of_ranks() {
             let sampler = ShardedSampler::new(31, 2, rank, world, Some(9), Tail::Pad).unwrap();
             let shard = sampler.shard(5, cursor);
             let batches = batches.min(shard.num_batches());
-            seen.extend(shard.samples(0..batches * 2).filter(|s| !s.padding).map(|s| s.index));
+            seen.extend(
+                shard
+                    .samples(0..batches * 2)
+                    .filter(|s| !s.padding)
+                    .map(|s| s.index),
+            );
             next = shard.cursor_after(batches);
         }
         cursor = next;
-        assert_eq!(cursor, [12, 20, 31][[3, 2, 4].iter().position(|w| *w == world).unwrap()]);
+        assert_eq!(
+            cursor,
+            [12, 20, 31][[3, 2, 4].iter().position(|w| *w == world).unwrap()]
+        );
     }
     seen.sort_unstable();
     assert_eq!(seen, (0..31).collect::<Vec<_>>());

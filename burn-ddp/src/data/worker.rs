@@ -55,7 +55,11 @@ impl Pass {
             let end = slice.end.min(len);
             slice.start.min(end)..end
         });
-        Self { shard, positions, batch_size }
+        Self {
+            shard,
+            positions,
+            batch_size,
+        }
     }
 
     pub(super) fn batch_size(&self) -> usize {
@@ -72,15 +76,24 @@ impl Pass {
 
     pub(super) fn samples(&self, batch: usize) -> impl Iterator<Item = Sample> + '_ {
         let start = self.positions.start + batch * self.batch_size;
-        self.shard.samples(start..(start + self.batch_size).min(self.positions.end))
+        self.shard
+            .samples(start..(start + self.batch_size).min(self.positions.end))
     }
 
     pub(super) fn cursor_after(&self, batches: usize) -> usize {
         self.shard.cursor_after(batches)
     }
 
-    pub(super) fn fetch<O>(&self, batch: usize, from: &dyn Fetch<O>, device: &Device) -> Result<O, DatasetError> {
-        from.fetch(self.samples(batch).map(|sample| sample.index).collect(), device)
+    pub(super) fn fetch<O>(
+        &self,
+        batch: usize,
+        from: &dyn Fetch<O>,
+        device: &Device,
+    ) -> Result<O, DatasetError> {
+        from.fetch(
+            self.samples(batch).map(|sample| sample.index).collect(),
+            device,
+        )
     }
 }
 
@@ -102,12 +115,18 @@ pub(super) struct Pool<O> {
 
 impl<O> std::fmt::Debug for Command<O> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Command").field("pass", &self.pass).finish_non_exhaustive()
+        f.debug_struct("Command")
+            .field("pass", &self.pass)
+            .finish_non_exhaustive()
     }
 }
 
 impl<O: Send + 'static> Pool<O> {
-    pub(super) fn new(workers: usize, rank: usize, source: &Arc<dyn Fetch<O>>) -> Result<Self, DataError> {
+    pub(super) fn new(
+        workers: usize,
+        rank: usize,
+        source: &Arc<dyn Fetch<O>>,
+    ) -> Result<Self, DataError> {
         let mut commands = Vec::with_capacity(workers);
         for worker in 0..workers {
             let (sender, receiver) = channel();
@@ -115,7 +134,11 @@ impl<O: Send + 'static> Pool<O> {
             thread::Builder::new()
                 .name(format!("loader-{worker}"))
                 .spawn(move || work(worker, workers, &*source, &receiver))
-                .map_err(|error| DataError::Worker { rank, worker, cause: error.to_string() })?;
+                .map_err(|error| DataError::Worker {
+                    rank,
+                    worker,
+                    cause: error.to_string(),
+                })?;
             commands.push(sender);
         }
         Ok(Self { commands })
@@ -123,11 +146,19 @@ impl<O: Send + 'static> Pool<O> {
 
     /// One channel per worker; batch `b` of the pass comes from channel `b % workers`, so the order
     /// is that of the pass whichever worker is faster.
-    pub(super) fn start(&self, pass: &Arc<Pass>, device: &Device) -> Vec<Receiver<Result<O, DatasetError>>> {
+    pub(super) fn start(
+        &self,
+        pass: &Arc<Pass>,
+        device: &Device,
+    ) -> Vec<Receiver<Result<O, DatasetError>>> {
         let start = |command: &Sender<Command<O>>| {
             let (batches, receiver) = sync_channel(PREFETCH);
             // A worker that is gone has dropped its receiver; the consumer then finds its channel closed.
-            let _ = command.send(Command { pass: pass.clone(), device: device.clone(), batches });
+            let _ = command.send(Command {
+                pass: pass.clone(),
+                device: device.clone(),
+                batches,
+            });
             receiver
         };
         self.commands.iter().map(start).collect()
@@ -135,11 +166,20 @@ impl<O: Send + 'static> Pool<O> {
 }
 
 fn work<O>(worker: usize, workers: usize, source: &dyn Fetch<O>, commands: &Receiver<Command<O>>) {
-    while let Ok(Command { pass, device, batches }) = commands.recv() {
+    while let Ok(Command {
+        pass,
+        device,
+        batches,
+    }) = commands.recv()
+    {
         for batch in (worker..pass.num_batches()).step_by(workers) {
             // A panic is the consumer's error; the worker stays for the next pass.
             let result = catch_unwind(AssertUnwindSafe(|| pass.fetch(batch, source, &device)))
-                .unwrap_or_else(|panic| Err(DatasetError::new(WorkerFailed::panicked(worker, batch, &*panic))));
+                .unwrap_or_else(|panic| {
+                    Err(DatasetError::new(WorkerFailed::panicked(
+                        worker, batch, &*panic,
+                    )))
+                });
             let failed = result.is_err();
             // A send fails when the consumer has dropped this pass.
             if batches.send(result).is_err() || failed {
@@ -165,10 +205,18 @@ impl WorkerFailed {
             .map(|text| (*text).to_owned())
             .or_else(|| payload.downcast_ref::<String>().cloned())
             .unwrap_or_else(|| "no message".to_owned());
-        Self { worker, batch, cause: format!("it panicked: {text}") }
+        Self {
+            worker,
+            batch,
+            cause: format!("it panicked: {text}"),
+        }
     }
 
     pub(super) fn gone(worker: usize, batch: usize) -> Self {
-        Self { worker, batch, cause: "its thread has ended".to_owned() }
+        Self {
+            worker,
+            batch,
+            cause: "its thread has ended".to_owned(),
+        }
     }
 }

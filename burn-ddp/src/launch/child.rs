@@ -26,7 +26,10 @@ thread_local! {
 }
 
 /// Runs `body` as a rank.
-pub(super) fn run<E: Display>(classify: &Classify<E>, body: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
+pub(super) fn run<E: Display>(
+    classify: &Classify<E>,
+    body: impl FnOnce() -> Result<(), E>,
+) -> Result<(), E> {
     #[cfg(unix)]
     if !is_own_rank() {
         return body();
@@ -38,13 +41,22 @@ pub(super) fn run<E: Display>(classify: &Classify<E>, body: impl FnOnce() -> Res
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(())) => Ok(()),
         Ok(Err(error)) => {
-            reporter.send(&Record::new(Kind::Error, &error.to_string(), (classify.error)(&error)));
+            reporter.send(&Record::new(
+                Kind::Error,
+                &error.to_string(),
+                (classify.error)(&error),
+            ));
             Err(error)
         }
         Err(payload) => {
             // A payload raised with `resume_unwind` has passed no hook.
-            let record = LAST_PANIC.take().unwrap_or_else(|| describe(&*payload, None, classify.panic));
-            reporter.send(&Record { kind: Kind::Panic, ..record });
+            let record = LAST_PANIC
+                .take()
+                .unwrap_or_else(|| describe(&*payload, None, classify.panic));
+            reporter.send(&Record {
+                kind: Kind::Panic,
+                ..record
+            });
             resume_unwind(payload)
         }
     }
@@ -60,8 +72,14 @@ fn describe(
         let text = text.or_else(|| payload.downcast_ref::<String>().map(String::as_str));
         (text.unwrap_or("a value that is not text").to_owned(), false)
     });
-    let place = place.map(|place| format!(" at {place}")).unwrap_or_default();
-    Record::new(Kind::PanicBegun, &format!("panicked{place}: {text}"), secondary)
+    let place = place
+        .map(|place| format!(" at {place}"))
+        .unwrap_or_default();
+    Record::new(
+        Kind::PanicBegun,
+        &format!("panicked{place}: {text}"),
+        secondary,
+    )
 }
 
 /// The rank's end of its report pipe. Reporting is best effort: a rank whose launcher is gone has
@@ -71,7 +89,8 @@ struct Reporter(Option<Arc<Mutex<File>>>);
 
 impl Reporter {
     fn open() -> Self {
-        let file = env::number(env::REPORT_FD).and_then(|fd| File::options().write(true).open(inherited(fd)).ok());
+        let file = env::number(env::REPORT_FD)
+            .and_then(|fd| File::options().write(true).open(inherited(fd)).ok());
         Self(file.map(|file| Arc::new(Mutex::new(file))))
     }
 
@@ -86,7 +105,11 @@ impl Reporter {
         let reporter = self.clone();
         let previous = panic::take_hook();
         panic::set_hook(Box::new(move |info: &PanicHookInfo<'_>| {
-            let record = describe(info.payload(), info.location().map(ToString::to_string), typed);
+            let record = describe(
+                info.payload(),
+                info.location().map(ToString::to_string),
+                typed,
+            );
             reporter.send(&record);
             // The thread may be past its thread-locals.
             let _ = LAST_PANIC.try_with(|last| last.replace(Some(record)));
@@ -112,15 +135,21 @@ fn follow_launcher() {
         .ok_or_else(|| std::io::Error::from(std::io::ErrorKind::NotFound))
         .and_then(|fd| File::open(inherited(fd)))
         .and_then(|pipe| {
-            std::thread::Builder::new().name("launcher-watch".to_owned()).spawn(move || {
-                wait_for_end(pipe);
-                kill_group();
-            })
+            std::thread::Builder::new()
+                .name("launcher-watch".to_owned())
+                .spawn(move || {
+                    wait_for_end(pipe);
+                    kill_group();
+                })
         });
     #[cfg(target_os = "linux")]
     {
         use rustix::process::{Signal, set_parent_process_death_signal};
-        let signal = if watcher.is_ok() { Signal::CONT } else { Signal::KILL };
+        let signal = if watcher.is_ok() {
+            Signal::CONT
+        } else {
+            Signal::KILL
+        };
         let _ = set_parent_process_death_signal(Some(signal));
         // The launcher may have ended before the line above; without a watcher nobody would notice.
         if watcher.is_err() && env::number(env::LAUNCHER_PID) != parent() {
@@ -137,7 +166,8 @@ fn follow_launcher() {
 #[cfg(unix)]
 fn is_own_rank() -> bool {
     use rustix::process::{Pid, getppid, test_kill_process};
-    let launcher = env::number(env::LAUNCHER_PID).and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?));
+    let launcher =
+        env::number(env::LAUNCHER_PID).and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?));
     launcher == getppid() || launcher.is_some_and(|launcher| test_kill_process(launcher).is_err())
 }
 

@@ -31,14 +31,20 @@ pub const LAUNCHER_PID: &str = "BURN_DDP_LAUNCHER_PID";
 pub const NPROC: &str = "BURN_DDP_NPROC";
 
 /// Read end of a pipe that closes when the launcher ends, however it ends.
+#[cfg(unix)]
 pub(super) const LIFELINE_FD: &str = "BURN_DDP_LIFELINE_FD";
 /// Write end of the pipe on which a rank tells the launcher why it failed.
 pub(super) const REPORT_FD: &str = "BURN_DDP_REPORT_FD";
 
 /// Sizes of the thread pools that a training process commonly has: Burn's own CPU work (rayon), and BLAS
 /// libraries behind it.
-pub const THREAD_VARIABLES: [&str; 5] =
-    ["RAYON_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "BLIS_NUM_THREADS"];
+pub const THREAD_VARIABLES: [&str; 5] = [
+    "RAYON_NUM_THREADS",
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "BLIS_NUM_THREADS",
+];
 
 /// What this process is to the launcher.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,7 +87,10 @@ pub(super) fn nproc(program: Option<usize>) -> Result<usize, LaunchError> {
 /// Each rank's share of the cores: the variables to set and, for the log, the share.
 pub(super) fn threads(nproc: usize) -> (usize, usize, Vec<&'static str>) {
     let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
-    let unset = THREAD_VARIABLES.into_iter().filter(|name| env::var_os(name).is_none()).collect();
+    let unset = THREAD_VARIABLES
+        .into_iter()
+        .filter(|name| env::var_os(name).is_none())
+        .collect();
     (cores, (cores / nproc).max(1), unset)
 }
 
@@ -98,7 +107,9 @@ pub(super) fn secret() -> io::Result<String> {
 
 /// This machine's own name, for reports.
 pub(super) fn host() -> String {
-    let name = |text: &OsStr| Some(text.to_string_lossy().trim().to_owned()).filter(|name| !name.is_empty());
+    let name = |text: &OsStr| {
+        Some(text.to_string_lossy().trim().to_owned()).filter(|name| !name.is_empty())
+    };
     std::fs::read_to_string("/proc/sys/kernel/hostname")
         .ok()
         .map(OsString::from)

@@ -8,7 +8,9 @@ use std::fmt;
 #[non_exhaustive]
 pub enum LaunchError {
     /// Not a number of ranks.
-    #[error("{given} is no number of ranks: give a whole number from 1 to 65536, one per device or group of cores")]
+    #[error(
+        "{given} is no number of ranks: give a whole number from 1 to 65536, one per device or group of cores"
+    )]
     Nproc {
         /// What was given, and where.
         given: String,
@@ -114,6 +116,8 @@ pub enum Outcome {
     Stopped,
     /// Not even SIGKILL has ended it within the launcher's patience.
     Unkillable,
+    /// Another part of the program has waited for the launcher's children and has the status.
+    Unknown,
 }
 
 impl fmt::Display for Outcome {
@@ -122,6 +126,9 @@ impl fmt::Display for Outcome {
             Outcome::Exit(code) => write!(f, "exit code {code}"),
             Outcome::Signal(signal) => write!(f, "signal {signal} ({})", signal_name(*signal)),
             Outcome::Stopped => f.write_str("ended by the launcher"),
+            Outcome::Unknown => {
+                f.write_str("its exit status was taken by another wait in the launching program")
+            }
             Outcome::Unkillable => f.write_str("still there after SIGKILL"),
         }
     }
@@ -129,13 +136,26 @@ impl fmt::Display for Outcome {
 
 impl fmt::Display for FailureReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { host, world_size, first, others } = self;
-        let RankFailure { rank, pid, outcome, .. } = first;
-        write!(f, "rank {rank} of {world_size} failed first (host {host}, pid {pid}, {outcome})")?;
+        let Self {
+            host,
+            world_size,
+            first,
+            others,
+        } = self;
+        let RankFailure {
+            rank, pid, outcome, ..
+        } = first;
+        write!(
+            f,
+            "rank {rank} of {world_size} failed first (host {host}, pid {pid}, {outcome})"
+        )?;
         match &first.cause {
             Some(cause) => write!(f, ": {cause}")?,
             None if *outcome == Outcome::Signal(SIGKILL) => {
-                write!(f, ": killed from outside, most often because memory ran out (see the kernel's log)")?;
+                write!(
+                    f,
+                    ": killed from outside, most often because memory ran out (see the kernel's log)"
+                )?;
             }
             None => {}
         }

@@ -30,6 +30,7 @@ mod child;
 mod env;
 mod error;
 mod output;
+mod process;
 mod report;
 #[cfg(unix)]
 mod signals;
@@ -37,8 +38,8 @@ mod spawn;
 mod supervise;
 
 pub use env::{
-    LAUNCHER_PID, LISTEN_FD, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, NPROC, RANK, SECRET,
-    THREAD_VARIABLES, WORLD_SIZE,
+    LAUNCHER_PID, LISTEN_FD, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, NPROC, RANK,
+    SECRET, THREAD_VARIABLES, WORLD_SIZE,
 };
 pub use error::{FailureReport, LaunchError, Outcome, RankFailure};
 
@@ -64,8 +65,15 @@ impl<E> Default for Launcher<E> {
 impl<E> Launcher<E> {
     /// `nproc` from `BURN_DDP_NPROC`, else 1; a grace period of 5 seconds.
     pub fn new() -> Self {
-        let classify = Classify { error: |_| false, panic: |_| None };
-        Self { nproc: None, grace: Duration::from_secs(5), classify }
+        let classify = Classify {
+            error: |_| false,
+            panic: |_| None,
+        };
+        Self {
+            nproc: None,
+            grace: Duration::from_secs(5),
+            classify,
+        }
     }
 
     /// Number of ranks to start. Beats `BURN_DDP_NPROC`. With 1 the training function runs in this process.

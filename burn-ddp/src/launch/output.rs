@@ -28,7 +28,10 @@ impl Tail {
 
     pub(super) fn lines(&self) -> Vec<String> {
         let lines = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        lines.iter().map(|line| String::from_utf8_lossy(line).into_owned()).collect()
+        lines
+            .iter()
+            .map(|line| String::from_utf8_lossy(line).into_owned())
+            .collect()
     }
 }
 
@@ -86,16 +89,30 @@ mod tests {
     #[test]
     fn every_line_has_the_prefix() {
         let (out, tail) = pumped(b"one\n\ntwo\xff\xfe\nlast without end");
-        assert_eq!(out, b"[rank 1] one\n[rank 1] \n[rank 1] two\xff\xfe\n[rank 1] last without end\n");
-        assert_eq!(tail.lines(), ["one", "", "two\u{fffd}\u{fffd}", "last without end"]);
+        assert_eq!(
+            out,
+            b"[rank 1] one\n[rank 1] \n[rank 1] two\xff\xfe\n[rank 1] last without end\n"
+        );
+        assert_eq!(
+            tail.lines(),
+            ["one", "", "two\u{fffd}\u{fffd}", "last without end"]
+        );
     }
 
     #[test]
     fn an_endless_line_comes_in_pieces() {
         let (out, _) = pumped(&vec![b'x'; 3 * MAX_LINE]);
         let lines: Vec<&[u8]> = out.split(|byte| *byte == b'\n').collect();
-        assert_eq!(lines.len(), 4, "three pieces and the empty rest after the last");
-        assert!(lines[..3].iter().all(|line| line.len() == MAX_LINE + "[rank 1] ".len()));
+        assert_eq!(
+            lines.len(),
+            4,
+            "three pieces and the empty rest after the last"
+        );
+        assert!(
+            lines[..3]
+                .iter()
+                .all(|line| line.len() == MAX_LINE + "[rank 1] ".len())
+        );
     }
 
     #[test]

@@ -35,7 +35,13 @@ pub(super) enum Kind {
 impl Record {
     pub(super) fn new(kind: Kind, text: &str, secondary: bool) -> Self {
         let text = shorten(text, MAX_TEXT);
-        Self { nanos: now(), pid: std::process::id(), kind, text, secondary }
+        Self {
+            nanos: now(),
+            pid: std::process::id(),
+            kind,
+            text,
+            secondary,
+        }
     }
 
     pub(super) fn write(&self, to: &mut impl Write) -> io::Result<()> {
@@ -55,10 +61,15 @@ impl Record {
         }
         let mut body = vec![0; usize::from(u16::from_le_bytes(len))];
         if body.len() > MAX_RECORD {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "a rank's report is too long"));
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                "a rank's report is too long",
+            ));
         }
         from.read_exact(&mut body)?;
-        postcard::from_bytes(&body).map(Some).map_err(io::Error::other)
+        postcard::from_bytes(&body)
+            .map(Some)
+            .map_err(io::Error::other)
     }
 }
 
@@ -67,7 +78,10 @@ fn shorten(text: &str, max: usize) -> String {
     if text.len() <= max {
         return text.to_owned();
     }
-    let end = (0..=max).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
+    let end = (0..=max)
+        .rev()
+        .find(|end| text.is_char_boundary(*end))
+        .unwrap_or(0);
     format!("{} [...]", &text[..end])
 }
 
@@ -75,7 +89,9 @@ fn shorten(text: &str, max: usize) -> String {
 #[cfg(unix)]
 pub(super) fn now() -> u64 {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    (time.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(time.tv_nsec as u64)
+    (time.tv_sec as u64)
+        .wrapping_mul(1_000_000_000)
+        .wrapping_add(time.tv_nsec as u64)
 }
 
 /// See the Unix version.

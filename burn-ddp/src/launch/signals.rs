@@ -37,14 +37,20 @@ impl Watch {
         }
         let mut signals = Signals::new(stops.iter().chain([&SIGCHLD]))?;
         let handle = signals.handle();
-        thread::Builder::new().name("launcher-signals".to_owned()).spawn(move || {
-            for signal in signals.forever() {
-                let event = if signal == SIGCHLD { Event::ChildChanged } else { Event::Signal(signal) };
-                if events.send(event).is_err() {
-                    break;
+        thread::Builder::new()
+            .name("launcher-signals".to_owned())
+            .spawn(move || {
+                for signal in signals.forever() {
+                    let event = if signal == SIGCHLD {
+                        Event::ChildChanged
+                    } else {
+                        Event::Signal(signal)
+                    };
+                    if events.send(event).is_err() {
+                        break;
+                    }
                 }
-            }
-        })?;
+            })?;
         Ok(Self { handle, default })
     }
 }

@@ -47,17 +47,26 @@ impl Job {
     pub(super) fn new(nproc: usize, events: Sender<Event>) -> Result<Self, LaunchError> {
         let program = process_env::current_exe().map_err(setup("the path of this executable"))?;
         let listener = TcpListener::bind(("127.0.0.1", 0)).map_err(setup("a port on 127.0.0.1"))?;
-        let port = listener.local_addr().map_err(setup("the port's number"))?.port();
+        let port = listener
+            .local_addr()
+            .map_err(setup("the port's number"))?
+            .port();
         let (cores, threads, unset) = env::threads(nproc);
         if !unset.is_empty() {
-            eprintln!("burn-ddp: {nproc} ranks on {cores} cores, {threads} thread(s) each ({})", unset.join(", "));
+            eprintln!(
+                "burn-ddp: {nproc} ranks on {cores} cores, {threads} thread(s) each ({})",
+                unset.join(", ")
+            );
         }
         let mut variables = vec![
             (env::WORLD_SIZE, nproc.to_string()),
             (env::LOCAL_WORLD_SIZE, nproc.to_string()),
             (env::MASTER_ADDR, "127.0.0.1".to_owned()),
             (env::MASTER_PORT, port.to_string()),
-            (env::SECRET, env::secret().map_err(setup("random bytes for the job's secret"))?),
+            (
+                env::SECRET,
+                env::secret().map_err(setup("random bytes for the job's secret"))?,
+            ),
             (env::LAUNCHER_PID, std::process::id().to_string()),
         ];
         variables.extend(unset.into_iter().map(|name| (name, threads.to_string())));
@@ -82,11 +91,15 @@ impl Job {
                 Ok(started) => ranks.push(started),
                 Err(cause) => {
                     for Rank { child, .. } in &mut ranks {
-                        super::supervise::kill(child);
+                        super::process::kill(child);
                         let _ = child.wait();
                     }
                     let (program, cause) = (self.program.display().to_string(), cause.to_string());
-                    return Err(LaunchError::Spawn { rank, program, cause });
+                    return Err(LaunchError::Spawn {
+                        rank,
+                        program,
+                        cause,
+                    });
                 }
             }
         }
@@ -96,8 +109,12 @@ impl Job {
     fn start_rank(&self, rank: usize) -> io::Result<Rank> {
         let (report, report_writer) = io::pipe()?;
         let mut command = Command::new(&self.program);
-        command.args(&self.arguments).envs(self.variables.iter().map(|(name, value)| (name, value)));
-        command.env(env::RANK, rank.to_string()).env(env::LOCAL_RANK, rank.to_string());
+        command
+            .args(&self.arguments)
+            .envs(self.variables.iter().map(|(name, value)| (name, value)));
+        command
+            .env(env::RANK, rank.to_string())
+            .env(env::LOCAL_RANK, rank.to_string());
         if rank == 0 {
             // Rank 0 has the user's own output, so that progress bars see their terminal and the last line is the
             // program's. It is in a background process group, so reading from a terminal would stop it.
@@ -105,33 +122,49 @@ impl Job {
                 command.stdin(Stdio::null());
             }
         } else {
-            command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+            command
+                .stdin(Stdio::null())
+                .stdout(Stdio::piped())
+                .stderr(Stdio::piped());
         }
         let mut child = self.spawn(&mut command, rank, &report_writer)?;
         drop(report_writer);
 
         let tail = Tail::default();
         let mut readers = 1;
-        let started = self.reader(rank, "report", move |rank, events| forward(report, rank, events)).and_then(|()| {
-            let prefix = format!("[rank {rank}] ");
-            if let Some(stdout) = child.stdout.take() {
-                let prefix = prefix.clone();
-                readers += 1;
-                self.reader(rank, "stdout", move |_, _| pump(stdout, io::stdout(), &prefix, None))?;
-            }
-            if let Some(stderr) = child.stderr.take() {
-                let tail = tail.clone();
-                readers += 1;
-                self.reader(rank, "stderr", move |_, _| pump(stderr, io::stderr(), &prefix, Some(&tail)))?;
-            }
-            Ok(())
-        });
+        let started = self
+            .reader(rank, "report", move |rank, events| {
+                forward(report, rank, events)
+            })
+            .and_then(|()| {
+                let prefix = format!("[rank {rank}] ");
+                if let Some(stdout) = child.stdout.take() {
+                    let prefix = prefix.clone();
+                    readers += 1;
+                    self.reader(rank, "stdout", move |_, _| {
+                        pump(stdout, io::stdout(), &prefix, None)
+                    })?;
+                }
+                if let Some(stderr) = child.stderr.take() {
+                    let tail = tail.clone();
+                    readers += 1;
+                    self.reader(rank, "stderr", move |_, _| {
+                        pump(stderr, io::stderr(), &prefix, Some(&tail))
+                    })?;
+                }
+                Ok(())
+            });
         if let Err(error) = started {
-            super::supervise::kill(&mut child);
+            super::process::kill(&mut child);
             let _ = child.wait();
             return Err(error);
         }
-        Ok(Rank { rank, child, tail, readers })
+        Ok(Rank {
+            rank,
+            child,
+            tail,
+            readers,
+        })
     }
 
     fn reader(
@@ -141,10 +174,12 @@ impl Job {
         read: impl FnOnce(usize, &Sender<Event>) + Send + 'static,
     ) -> io::Result<()> {
         let events = self.events.clone();
-        thread::Builder::new().name(format!("rank-{rank}-{what}")).spawn(move || {
-            read(rank, &events);
-            let _ = events.send(Event::ReaderDone);
-        })?;
+        thread::Builder::new()
+            .name(format!("rank-{rank}-{what}"))
+            .spawn(move || {
+                read(rank, &events);
+                let _ = events.send(Event::ReaderDone);
+            })?;
         Ok(())
     }
 
@@ -177,7 +212,12 @@ impl Job {
 
     /// Sockets cannot be handed over here: the listener is closed and rank 0 binds the port anew.
     #[cfg(not(unix))]
-    fn spawn(&self, command: &mut Command, _rank: usize, _report: &PipeWriter) -> io::Result<Child> {
+    fn spawn(
+        &self,
+        command: &mut Command,
+        _rank: usize,
+        _report: &PipeWriter,
+    ) -> io::Result<Child> {
         command.spawn()
     }
 }
@@ -217,5 +257,8 @@ fn forward(mut report: PipeReader, rank: usize, events: &Sender<Event>) {
 }
 
 pub(super) fn setup(what: &'static str) -> impl Fn(io::Error) -> LaunchError {
-    move |error| LaunchError::Setup { what, cause: error.to_string() }
+    move |error| LaunchError::Setup {
+        what,
+        cause: error.to_string(),
+    }
 }

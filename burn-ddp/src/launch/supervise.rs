@@ -3,11 +3,12 @@
 use super::{
     LaunchError,
     error::{FailureReport, Outcome, RankFailure},
+    process::{kill, reap, terminate},
     report::{self, Kind, Record},
     spawn::Rank,
 };
 use std::{
-    process::{Child, ExitStatus},
+    process::Child,
     sync::mpsc::{Receiver, RecvTimeoutError},
     time::{Duration, Instant},
 };
@@ -74,10 +75,21 @@ pub(super) struct Supervisor {
 impl Supervisor {
     pub(super) fn new(ranks: Vec<Rank>, grace: Duration) -> Self {
         let readers = ranks.iter().map(|rank| rank.readers).sum();
-        let member =
-            |rank: Rank| Member { pid: rank.child.id(), rank, failure: None, panic: None, end: None };
+        let member = |rank: Rank| Member {
+            pid: rank.child.id(),
+            rank,
+            failure: None,
+            panic: None,
+            end: None,
+        };
         let members = ranks.into_iter().map(member).collect();
-        Self { members, phase: Phase::Running, grace, signal: None, readers }
+        Self {
+            members,
+            phase: Phase::Running,
+            grace,
+            signal: None,
+            readers,
+        }
     }
 
     /// Returns when all ranks have ended.
@@ -110,15 +122,21 @@ impl Supervisor {
     /// Takes note of processes that have ended, and kills what they leave behind.
     fn reap(&mut self) {
         let stopping = matches!(self.phase, Phase::Asked(_) | Phase::Killed(_));
-        for member in self.members.iter_mut().filter(|member| member.end.is_none()) {
-            if let Some(status) = reap(&mut member.rank.child) {
-                let outcome = outcome(status);
+        for member in self
+            .members
+            .iter_mut()
+            .filter(|member| member.end.is_none())
+        {
+            if let Some(outcome) = reap(&mut member.rank.child) {
                 // An end of its own choice keeps its code also while the launcher is ending things.
                 let outcome = match outcome {
                     Outcome::Signal(_) if stopping && member.failure.is_none() => Outcome::Stopped,
                     other => other,
                 };
-                member.end = Some(End { outcome, nanos: report::now() });
+                member.end = Some(End {
+                    outcome,
+                    nanos: report::now(),
+                });
             }
         }
     }
@@ -136,7 +154,10 @@ impl Supervisor {
             }
             Phase::Asked(until) if now >= until => self.kill_all(),
             Phase::Killed(until) if now >= until => {
-                let end = End { outcome: Outcome::Unkillable, nanos: report::now() };
+                let end = End {
+                    outcome: Outcome::Unkillable,
+                    nanos: report::now(),
+                };
                 for member in &mut self.members {
                     member.end.get_or_insert(end);
                 }
@@ -159,7 +180,11 @@ impl Supervisor {
     fn handle(&mut self, event: Event) {
         match event {
             Event::Report(rank, record) => {
-                if let Some(member) = self.members.iter_mut().find(|member| member.rank.rank == rank) {
+                if let Some(member) = self
+                    .members
+                    .iter_mut()
+                    .find(|member| member.rank.rank == rank)
+                {
                     match record.kind {
                         Kind::PanicBegun => member.panic = Some(record),
                         Kind::Panic | Kind::Error => member.failure = Some(record),
@@ -173,7 +198,7 @@ impl Supervisor {
             Event::Signal(signal) => {
                 if matches!(self.phase, Phase::Running) {
                     self.signal = Some(signal);
-                    self.signal_all(|child| forward(child, signal));
+                    self.signal_all(|child| super::process::forward(child, signal));
                     self.phase = Phase::Asked(Instant::now() + self.grace);
                 } else {
                     // The ranks are being ended already, after a failure or a first signal: no more patience.
@@ -184,7 +209,11 @@ impl Supervisor {
     }
 
     fn signal_all(&mut self, send: impl Fn(&mut Child)) {
-        for member in self.members.iter_mut().filter(|member| member.end.is_none()) {
+        for member in self
+            .members
+            .iter_mut()
+            .filter(|member| member.end.is_none())
+        {
             send(&mut member.rank.child);
         }
     }
@@ -195,7 +224,8 @@ impl Supervisor {
     }
 
     fn verdict(&mut self) -> Result<(), LaunchError> {
-        let mut failures: Vec<(u64, RankFailure)> = self.members.iter().filter_map(Member::failure).collect();
+        let mut failures: Vec<(u64, RankFailure)> =
+            self.members.iter().filter_map(Member::failure).collect();
         // Consequences come after causes, whatever the clock says: a rank can notice a peer's death before
         // the launcher does.
         failures.sort_by_key(|(nanos, failure)| (failure.rank_in_blame(), *nanos));
@@ -216,12 +246,19 @@ impl Supervisor {
 
 impl Drop for Supervisor {
     fn drop(&mut self) {
-        for member in self.members.iter_mut().filter(|member| member.end.is_none()) {
+        for member in self
+            .members
+            .iter_mut()
+            .filter(|member| member.end.is_none())
+        {
             kill(&mut member.rank.child);
             let _ = member.rank.child.wait();
         }
     }
 }
+
+/// The number that all Unixes give it.
+const SIGABRT: i32 = 6;
 
 impl Member {
     fn has_failed(&self) -> bool {
@@ -236,7 +273,9 @@ impl Member {
         }
         // Without a last word, an exit code or an abort may come from a panic outside the training function.
         let last_word = match end.outcome {
-            Outcome::Exit(_) | Outcome::Signal(SIGABRT) => self.failure.as_ref().or(self.panic.as_ref()),
+            Outcome::Exit(_) | Outcome::Signal(SIGABRT) => {
+                self.failure.as_ref().or(self.panic.as_ref())
+            }
             _ => self.failure.as_ref(),
         };
         let failure = RankFailure {
@@ -260,81 +299,4 @@ impl RankFailure {
             _ => 0,
         }
     }
-}
-
-const SIGABRT: i32 = 6;
-
-#[cfg(unix)]
-fn outcome(status: ExitStatus) -> Outcome {
-    use std::os::unix::process::ExitStatusExt;
-    match (status.code(), status.signal()) {
-        (Some(code), _) => Outcome::Exit(code),
-        (None, Some(signal)) => Outcome::Signal(signal),
-        (None, None) => Outcome::Exit(1),
-    }
-}
-
-#[cfg(not(unix))]
-fn outcome(status: ExitStatus) -> Outcome {
-    Outcome::Exit(status.code().unwrap_or(1))
-}
-
-/// The child's status if it has ended, after killing what is left of its process group. That comes first:
-/// until a child is reaped, its process id, which names the group, cannot be given to anybody else.
-#[cfg(unix)]
-fn reap(child: &mut Child) -> Option<ExitStatus> {
-    use rustix::process::{WaitId, WaitIdOptions, waitid};
-    let ended = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
-    if waitid(WaitId::Pid(pid(child)?), ended).ok()?.is_none() {
-        return None;
-    }
-    kill(child);
-    child.wait().ok()
-}
-
-#[cfg(not(unix))]
-fn reap(child: &mut Child) -> Option<ExitStatus> {
-    child.try_wait().ok().flatten()
-}
-
-#[cfg(unix)]
-fn pid(child: &Child) -> Option<rustix::process::Pid> {
-    rustix::process::Pid::from_raw(i32::try_from(child.id()).ok()?)
-}
-
-/// Sends to the group of a child that has not been reaped. The group may be gone; that is no error.
-#[cfg(unix)]
-fn send(child: &Child, signal: rustix::process::Signal) {
-    if let Some(group) = pid(child) {
-        let _ = rustix::process::kill_process_group(group, signal);
-    }
-}
-
-#[cfg(unix)]
-fn forward(child: &mut Child, signal: i32) {
-    use rustix::process::Signal;
-    let signal = [Signal::INT, Signal::HUP].into_iter().find(|known| known.as_raw() == signal);
-    send(child, signal.unwrap_or(Signal::TERM));
-}
-
-#[cfg(unix)]
-fn terminate(child: &mut Child) {
-    send(child, rustix::process::Signal::TERM);
-}
-
-/// There is no polite way there.
-#[cfg(not(unix))]
-fn terminate(child: &mut Child) {
-    kill(child);
-}
-
-/// Kills a child that has not been reaped, and all in its process group.
-#[cfg(unix)]
-pub(super) fn kill(child: &mut Child) {
-    send(child, rustix::process::Signal::KILL);
-}
-
-#[cfg(not(unix))]
-pub(super) fn kill(child: &mut Child) {
-    let _ = child.kill();
 }

@@ -3,10 +3,12 @@
 
 mod autodiff;
 mod config;
+pub mod data;
 mod ddp;
 mod dtype;
 mod error;
 pub mod group;
+pub mod launch;
 mod reducer;
 mod replica;
 

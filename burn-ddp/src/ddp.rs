@@ -7,10 +7,16 @@ use crate::{
     },
     config::WrapConfig,
     error::Error,
-    group::{DType, ProcessGroup, ReduceOp, objects},
+    data::LoaderBuilder,
+    group::{
+        DType, GroupError, ProcessGroup, ReduceOp,
+        host::{HostGroup, Rendezvous},
+        objects,
+    },
     reducer::RoundTrace,
     replica,
 };
+use burn::data::{dataloader::batcher::Batcher, dataset::Dataset};
 use burn::module::Module;
 use burn::tensor::Device;
 use serde::{Serialize, de::DeserializeOwned};
@@ -57,6 +63,32 @@ pub struct Stats {
 }
 
 impl Ddp {
+    /// Joins the job that the environment describes (`RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `MASTER_ADDR`, `MASTER_PORT`); a job
+    /// of one without them. Collective; blocks until all ranks have come or the rendezvous time-out has passed.
+    ///
+    /// [`launch`](crate::launch()) calls it; call it yourself in a program that something else starts.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Settings`] when a variable is missing or wrong, [`Error::Rendezvous`] when the ranks do not find together.
+    pub fn from_env() -> Result<Self, Error> {
+        match Rendezvous::from_env()? {
+            Some(settings) => Self::connect(settings),
+            None => Self::connect(Rendezvous::new(0, 1, "127.0.0.1", 0)?),
+        }
+    }
+
+    /// Joins the job that `settings` describe. Collective; blocks until all ranks have come or the rendezvous time-out has passed.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Rendezvous`] when the ranks do not find together.
+    pub fn connect(settings: Rendezvous) -> Result<Self, Error> {
+        let group = HostGroup::connect(settings)?;
+        let (rank, size) = (group.local_rank(), group.local_world_size());
+        Self::from_group(Arc::new(group), rank, size)
+    }
+
     /// Joins through an existing process group. Collective.
     ///
     /// `local_rank` and `local_world_size` are this process's position among the ranks of its machine and their number.
@@ -106,6 +138,29 @@ impl Ddp {
     /// The group that carries the user's collectives, for operations on raw bytes.
     pub fn group(&self) -> &Arc<dyn ProcessGroup> {
         &self.inner.user
+    }
+
+    /// The failure that has ended the job, if any; costs an atomic load. Local.
+    pub fn failure(&self) -> Option<GroupError> {
+        self.inner.group.failure()
+    }
+
+    /// Ends the job: every pending and later operation on every rank fails with an error that carries `reason`. Never blocks.
+    pub fn abort(&self, reason: &str) {
+        self.inner.group.abort(reason);
+    }
+
+    /// A loader of this rank's shard of `dataset`, reshuffled each epoch by itself; see [`LoaderBuilder`]. Its `build` is collective.
+    pub fn loader<I, O>(
+        &self,
+        dataset: impl Dataset<I> + 'static,
+        batcher: impl Batcher<I, O> + 'static,
+    ) -> LoaderBuilder<I, O>
+    where
+        I: 'static,
+        O: Send + 'static,
+    {
+        LoaderBuilder::new(Some(self.inner.user.clone()), dataset, batcher)
     }
 
     /// The device of this rank, given the kind of device to train on: for CUDA the one with this process's local rank, otherwise `base` itself.

@@ -1,6 +1,14 @@
 //! The crate's error type, and how it leaves Burn's `backward`.
 
-use crate::{group::GroupError, reducer::ReducerError};
+use crate::{
+    data::DataError,
+    group::{
+        GroupError,
+        host::{RendezvousError, SettingsError},
+    },
+    launch::LaunchError,
+    reducer::ReducerError,
+};
 use burn::tensor::{Gradients, Tensor};
 use std::{
     any::Any,
@@ -12,9 +20,21 @@ use std::{
 /// Everything that can go wrong in burn-ddp.
 ///
 /// `Debug` prints the same sentence as `Display`, so that an error returned from `main` is readable.
-#[derive(Clone, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
+    /// The environment or the arguments do not say who this process is.
+    #[error(transparent)]
+    Settings(#[from] SettingsError),
+    /// The ranks did not find together.
+    #[error(transparent)]
+    Rendezvous(#[from] RendezvousError),
+    /// The ranks of this machine could not be started, or one of them failed.
+    #[error(transparent)]
+    Launch(#[from] LaunchError),
+    /// A data loader could not be built.
+    #[error(transparent)]
+    Data(#[from] DataError),
     /// A collective outside backward failed.
     #[error(transparent)]
     Group(#[from] GroupError),
@@ -131,15 +151,27 @@ impl fmt::Debug for Error {
     }
 }
 
+impl Error {
+    /// Whether this is the consequence of another rank's failure: the cause is in that rank's output.
+    pub fn is_secondary(&self) -> bool {
+        match self {
+            Error::Group(error) => error.is_secondary(),
+            Error::Reducer(error) => error.is_secondary(),
+            Error::Data(DataError::Group(error)) => error.is_secondary(),
+            _ => false,
+        }
+    }
+}
+
 /// The panic payload of a backward pass that could not average its gradients.
 ///
 /// Burn's `backward` returns no error. [`try_backward`] catches this payload; code that catches panics itself can
 /// downcast to it.
 #[derive(Clone, Debug)]
-pub struct BackwardPanic(Error);
+pub struct BackwardPanic(ReducerError);
 
 impl BackwardPanic {
-    pub(crate) fn new(error: Error) -> Self {
+    pub(crate) fn new(error: ReducerError) -> Self {
         if !CATCHING.get() {
             // The standard panic message knows nothing of this payload.
             eprintln!("burn-ddp: {error}");
@@ -148,12 +180,12 @@ impl BackwardPanic {
     }
 
     /// Why the gradients could not be averaged.
-    pub fn error(&self) -> &Error {
+    pub fn error(&self) -> &ReducerError {
         &self.0
     }
 
     /// The error in a caught panic's payload, if it is one of ours.
-    pub fn from_payload(payload: &(dyn Any + Send)) -> Option<&Error> {
+    pub fn from_payload(payload: &(dyn Any + Send)) -> Option<&ReducerError> {
         payload.downcast_ref::<Self>().map(Self::error)
     }
 }
@@ -175,7 +207,7 @@ pub fn try_backward<const D: usize>(loss: &Tensor<D>) -> Result<Gradients, Error
     let result = panic::catch_unwind(AssertUnwindSafe(|| loss.backward()));
     CATCHING.set(outer);
     result.map_err(|payload| match payload.downcast::<BackwardPanic>() {
-        Ok(ours) => ours.0,
+        Ok(ours) => ours.0.into(),
         Err(other) => panic::resume_unwind(other),
     })
 }

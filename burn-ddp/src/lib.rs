@@ -15,4 +15,5 @@ mod replica;
 pub use config::{Reduction, WrapConfig};
 pub use ddp::{Ddp, NoSync, Stats};
 pub use error::{BackwardPanic, Error, try_backward};
+pub use group::ReduceOp;
 pub use reducer::{BucketTrace, ReducerError, RoundTrace};

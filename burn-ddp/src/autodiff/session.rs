@@ -456,7 +456,7 @@ impl Session {
             let group = lock(reducer).group().clone();
             group.abort(&error.to_string());
         }
-        panic::panic_any(BackwardPanic::new(error.into()))
+        panic::panic_any(BackwardPanic::new(error))
     }
 }
 

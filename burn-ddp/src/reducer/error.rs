@@ -80,3 +80,10 @@ pub enum ReducerError {
     #[error(transparent)]
     Queue(#[from] QueueClosed),
 }
+
+impl ReducerError {
+    /// Whether this is the consequence of another rank's failure.
+    pub fn is_secondary(&self) -> bool {
+        matches!(self, ReducerError::Group(error) if error.is_secondary())
+    }
+}

@@ -17,7 +17,7 @@ use std::{
 #[derive(Debug)]
 pub(super) struct Classify<E> {
     pub(super) error: fn(&E) -> bool,
-    pub(super) panic: fn(&(dyn Any + Send)) -> Option<(String, bool)>,
+    pub(super) panic: ReadPayload,
 }
 
 thread_local! {
@@ -49,9 +49,11 @@ pub(super) fn run<E: Display>(
             Err(error)
         }
         Err(payload) => {
-            // A payload raised with `resume_unwind` has passed no hook.
+            // A payload raised with `resume_unwind` has passed no hook; what the hook saw last is then another panic.
+            let (text, _) = message(&*payload, classify.panic);
             let record = LAST_PANIC
                 .take()
+                .filter(|seen| seen.text.ends_with(&text))
                 .unwrap_or_else(|| describe(&*payload, None, classify.panic));
             reporter.send(&Record {
                 kind: Kind::Panic,
@@ -62,16 +64,10 @@ pub(super) fn run<E: Display>(
     }
 }
 
-fn describe(
-    payload: &(dyn Any + Send),
-    place: Option<String>,
-    typed: fn(&(dyn Any + Send)) -> Option<(String, bool)>,
-) -> Record {
-    let (text, secondary) = typed(payload).unwrap_or_else(|| {
-        let text = payload.downcast_ref::<&str>().copied();
-        let text = text.or_else(|| payload.downcast_ref::<String>().map(String::as_str));
-        (text.unwrap_or("a value that is not text").to_owned(), false)
-    });
+type ReadPayload = fn(&(dyn Any + Send)) -> Option<(String, bool)>;
+
+fn describe(payload: &(dyn Any + Send), place: Option<String>, read: ReadPayload) -> Record {
+    let (text, secondary) = message(payload, read);
     let place = place
         .map(|place| format!(" at {place}"))
         .unwrap_or_default();
@@ -80,6 +76,14 @@ fn describe(
         &format!("panicked{place}: {text}"),
         secondary,
     )
+}
+
+fn message(payload: &(dyn Any + Send), read: ReadPayload) -> (String, bool) {
+    read(payload).unwrap_or_else(|| {
+        let text = payload.downcast_ref::<&str>().copied();
+        let text = text.or_else(|| payload.downcast_ref::<String>().map(String::as_str));
+        (text.unwrap_or("a value that is not text").to_owned(), false)
+    })
 }
 
 /// The rank's end of its report pipe. Reporting is best effort: a rank whose launcher is gone has
@@ -101,14 +105,14 @@ impl Reporter {
     }
 
     /// Reports each panic as it begins, because the process may not live to see it caught.
-    fn hook(&self, typed: fn(&(dyn Any + Send)) -> Option<(String, bool)>) {
+    fn hook(&self, read: ReadPayload) {
         let reporter = self.clone();
         let previous = panic::take_hook();
         panic::set_hook(Box::new(move |info: &PanicHookInfo<'_>| {
             let record = describe(
                 info.payload(),
                 info.location().map(ToString::to_string),
-                typed,
+                read,
             );
             reporter.send(&record);
             // The thread may be past its thread-locals.

@@ -4,7 +4,7 @@ use std::fmt;
 
 /// Why a launch failed. `Display`, and `Debug` as well so that `fn main() -> Result<…>` prints it, is the
 /// whole report.
-#[derive(thiserror::Error)]
+#[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum LaunchError {
     /// Not a number of ranks.

@@ -1,1 +1,12 @@
-//! Placeholder.
+//! The harness of the multi-process tests, and the models and oracles they share.
+//!
+//! A test runs its body on real processes, one per rank: [`Ranks::run`] starts the test binary once per rank with the
+//! test's own name, collects what each rank returned, and kills all of them at a hard limit.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+pub mod models;
+pub mod oracle;
+mod ranks;
+
+pub use ranks::{Ending, Ranks, ranks};

@@ -102,3 +102,10 @@ pub enum GroupError {
         cause: String,
     },
 }
+
+impl GroupError {
+    /// Whether this is the consequence of another rank's failure: the cause is in that rank's output.
+    pub fn is_secondary(&self) -> bool {
+        matches!(self, GroupError::PeerLost { .. } | GroupError::PeerLeft { .. } | GroupError::Aborted { .. })
+    }
+}

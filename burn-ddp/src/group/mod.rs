@@ -14,9 +14,11 @@ mod error;
 mod heap;
 pub mod host;
 mod local;
+pub(crate) mod objects;
 mod ops;
 mod reduce;
 pub mod thread;
+mod work;
 
 #[cfg(test)]
 mod conformance;
@@ -24,6 +26,7 @@ mod conformance;
 pub use descriptor::{OpDescriptor, OpKind};
 pub use dtype::{DType, ReduceOp};
 pub use error::{GroupError, Result};
+pub use work::{QueueClosed, Work, WorkQueue};
 
 use std::{fmt::Debug, sync::Arc};
 

@@ -1,0 +1,244 @@
+//! `wrap`: agree on the model, make the replicas equal, attach the hooks.
+
+use super::{
+    hook::ParamHook,
+    ladder::Ladder,
+    proxy::Proxy,
+    session::{Occurrence, Session, Sessions, SyncSwitch},
+};
+use crate::{
+    config::WrapConfig,
+    dtype,
+    error::Error,
+    group::{ProcessGroup, objects},
+    reducer::{Layout, ParamSpec, Reducer},
+    replica,
+};
+use burn::module::{Module, ModuleVisitor, Param, ParamId, Reparameterizer};
+use burn::tensor::{Device, Tensor};
+use serde::{Deserialize, Serialize};
+use std::{collections::HashMap, sync::Arc, sync::atomic::AtomicBool};
+
+/// What `wrap` needs of the process.
+pub(crate) struct WrapContext<'a> {
+    /// The group that orders `wrap` calls.
+    pub(crate) group: &'a Arc<dyn ProcessGroup>,
+    pub(crate) switch: &'a Arc<SyncSwitch>,
+    pub(crate) sessions: &'a Arc<Sessions>,
+    pub(crate) config: WrapConfig,
+}
+
+/// Wraps `model`; collective.
+pub(crate) fn wrap<M: Module>(model: M, context: &WrapContext<'_>) -> Result<M, Error> {
+    let group = context.group;
+    let rank = group.rank();
+    let survey = Survey::of(&model, rank)?;
+    agree(&**group, &survey.layout, &context.config)?;
+    let model = replica::broadcast(model, &**group)?;
+
+    let reducer = if group.world_size() > 1 {
+        let config = &context.config;
+        let domain = group.new_group()?;
+        Some(Reducer::new(domain, survey.layout.clone(), config.caps, config.reduction.into())?)
+    } else {
+        None
+    };
+    let session = Session::new(
+        rank,
+        survey.layout,
+        survey.occurrences,
+        reducer,
+        context.config.learn_uses,
+        context.switch.clone(),
+        context.sessions.clone(),
+    );
+    let mut attach = Attach {
+        ladder: Ladder::new(session.rungs(), &survey.device),
+        session: session.clone(),
+        paths: Vec::new(),
+    };
+    let model = model.apply_reparameterization(&mut attach);
+    model.visit(&mut MeetHooks);
+    match session.first_unseen() {
+        Some(occurrence) => Err(Error::ForeignReparameterization {
+            rank,
+            path: attach.paths.swap_remove(occurrence),
+        }),
+        None => Ok(model),
+    }
+}
+
+/// The trainable parameters of a model in registration order.
+struct Survey {
+    layout: Layout,
+    occurrences: Vec<Occurrence>,
+    device: Device,
+}
+
+impl Survey {
+    fn of<M: Module>(model: &M, rank: usize) -> Result<Self, Error> {
+        let mut surveyor = Surveyor {
+            rank,
+            path: Vec::new(),
+            layout: Layout::default(),
+            occurrences: Vec::new(),
+            slots: HashMap::new(),
+            device: None,
+            error: None,
+        };
+        model.visit(&mut surveyor);
+        match (surveyor.error, surveyor.device) {
+            (Some(error), _) => Err(error),
+            (None, None) => Err(Error::NothingToTrain { rank }),
+            (None, Some(device)) => Ok(Self {
+                layout: surveyor.layout,
+                occurrences: surveyor.occurrences,
+                device,
+            }),
+        }
+    }
+}
+
+struct Surveyor {
+    rank: usize,
+    path: Vec<String>,
+    layout: Layout,
+    occurrences: Vec<Occurrence>,
+    slots: HashMap<ParamId, usize>,
+    device: Option<Device>,
+    error: Option<Error>,
+}
+
+impl Surveyor {
+    fn trainable<const D: usize>(&mut self, param: &Param<Tensor<D>>) -> Result<(), Error> {
+        let (rank, path) = (self.rank, self.path.join("."));
+        // A lazy parameter takes its value here.
+        let base = param.base();
+        let Some(dtype) = dtype::float(base.dtype()) else {
+            let dtype = format!("{:?}", base.dtype());
+            return Err(Error::UnsupportedType { rank, path, dtype });
+        };
+        let (slot, id) = match self.slots.get(&param.id) {
+            Some(&slot) => (slot, ParamId::new()),
+            None => {
+                let shape = base.dims().to_vec();
+                self.layout.params.push(ParamSpec { path, shape, dtype });
+                let slot = self.layout.len() - 1;
+                self.slots.insert(param.id, slot);
+                (slot, param.id)
+            }
+        };
+        let device = self.device.get_or_insert(base.device());
+        let Some(proxy) = Proxy::new::<D>(id, device) else {
+            return Err(Error::NothingToTrain { rank });
+        };
+        self.occurrences.push(Occurrence {
+            slot,
+            id,
+            proxy,
+            seen: AtomicBool::new(false),
+        });
+        Ok(())
+    }
+}
+
+impl ModuleVisitor for Surveyor {
+    fn enter_module(&mut self, name: &str, _: &str) {
+        self.path.push(name.to_string());
+    }
+
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.path.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if self.error.is_none() && param.is_require_grad() {
+            self.error = self.trainable(param).err();
+        }
+    }
+}
+
+/// What all ranks must have in common.
+#[derive(Serialize, Deserialize)]
+struct Fingerprint {
+    version: String,
+    options: String,
+    layout: Layout,
+}
+
+fn agree(group: &dyn ProcessGroup, layout: &Layout, config: &WrapConfig) -> Result<(), Error> {
+    let rank = group.rank();
+    let ours = Fingerprint {
+        version: env!("CARGO_PKG_VERSION").to_string(),
+        options: format!("{config:?}"),
+        layout: layout.clone(),
+    };
+    let encoding = |cause: postcard::Error| Error::Encoding {
+        rank,
+        operation: "comparing the models".into(),
+        cause: cause.to_string(),
+    };
+    let bytes = postcard::to_stdvec(&ours).map_err(encoding)?;
+    for (peer, theirs) in objects::gather(group, &bytes)?.iter().enumerate() {
+        if *theirs == bytes {
+            continue;
+        }
+        let theirs: Fingerprint = postcard::from_bytes(theirs).map_err(encoding)?;
+        let layouts = ours.layout.first_difference(&theirs.layout);
+        let (what, ours, theirs) = match layouts {
+            Some((ours, theirs)) => ("a parameter", ours, theirs),
+            None if ours.options != theirs.options => ("the wrap options", ours.options, theirs.options),
+            None => ("the version of burn-ddp", ours.version, theirs.version),
+        };
+        let what = what.to_string();
+        return Err(Error::ModelMismatch { rank, peer, what, ours, theirs });
+    }
+    Ok(())
+}
+
+/// Attaches a hook to every trainable parameter.
+struct Attach {
+    session: Arc<Session>,
+    ladder: Ladder,
+    /// Module path of each occurrence.
+    paths: Vec<String>,
+}
+
+impl Reparameterizer for &mut Attach {
+    type Reparam = ParamHook;
+
+    fn reparameterize<const D: usize>(
+        &mut self,
+        path: &str,
+        param: Param<Tensor<D>>,
+    ) -> (Param<Tensor<D>>, Option<ParamHook>) {
+        if !param.base().is_require_grad() {
+            return (param, None);
+        }
+        let occurrence = self.paths.len();
+        self.paths.push(path.to_string());
+        let hook = ParamHook {
+            session: self.session.clone(),
+            ladder: self.ladder.clone(),
+            occurrence,
+        };
+        let id = self.session.id(occurrence);
+        let param = if param.id == id { param } else { own_identity(param, id) };
+        (param, Some(hook))
+    }
+}
+
+/// Gives a field that is tied to an earlier one an id and a leaf of its own.
+///
+/// Burn's optimizers find a gradient by parameter id and take it away, so of two fields with one id only the first is ever
+/// stepped. With ids of their own both fields receive the gradient of all their uses and make the same step, so that they stay equal.
+fn own_identity<const D: usize>(param: Param<Tensor<D>>, id: ParamId) -> Param<Tensor<D>> {
+    let (_, tensor, mapper) = param.consume();
+    let leaf = Tensor::from_inner(tensor.inner()).require_grad();
+    Param::from_mapped_value(id, leaf, mapper)
+}
+
+/// A traversal that does nothing but meet every hook.
+struct MeetHooks;
+
+impl ModuleVisitor for MeetHooks {}

@@ -1,0 +1,85 @@
+//! The reparameterization that every trainable parameter of a wrapped model carries.
+
+use super::{ladder::Ladder, ops, session::Session};
+use burn::module::{Content, Devices, Module, ModuleDisplay, ModuleDisplayDefault, ModuleMapper, ModuleVisitor, Reparameterization};
+use burn::tensor::{Device, Tensor};
+use std::sync::Arc;
+
+/// Identity on the parameter's value; in a training forward it records the steps that take the
+/// gradient and give the averaged one back.
+///
+/// As a [`Module`] it has no parameters, except for a moment: see [`visit`](Module::visit).
+#[derive(Clone, Debug)]
+pub(super) struct ParamHook {
+    pub(super) session: Arc<Session>,
+    pub(super) ladder: Ladder,
+    /// Which parameter of the model this is, counted over all fields (tied ones too).
+    pub(super) occurrence: usize,
+}
+
+impl Reparameterization for ParamHook {
+    const NAME: &'static str = "ddp";
+
+    fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
+        // Evaluation and frozen parameters: nothing is recorded, nothing is sent.
+        if !base.is_autodiff() || !base.is_require_grad() {
+            return base;
+        }
+        let tap = self.session.tap(self.occurrence);
+        let rung = self.ladder.rung(self.session.rung(self.occurrence));
+        ops::tap(base, rung, tap)
+    }
+}
+
+impl Module for ParamHook {
+    fn collect_devices(&self, devices: Devices) -> Devices {
+        devices
+    }
+
+    fn fork(self, _: &Device) -> Self {
+        self
+    }
+
+    fn to_device(self, _: &Device) -> Self {
+        self
+    }
+
+    fn train(self) -> Self {
+        self
+    }
+
+    fn valid(&self) -> Self {
+        self.clone()
+    }
+
+    fn materialize(self) -> Self {
+        self
+    }
+
+    /// Shows the visitor a gradient that has no leaf in this rank's graph.
+    ///
+    /// A parameter that only other ranks used in the last backward has a reduced gradient here, but no return
+    /// step ran that could register it at the parameter's leaf (after an optimizer step the leaf is a new
+    /// node that this rank has not seen). It was registered at a [proxy](super::proxy) instead, which is
+    /// shown here under the parameter's own id until its value is taken, which is what `GradientsParams::from_grads` does.
+    fn visit<V: ModuleVisitor>(&self, visitor: &mut V) {
+        self.session.saw_hook(self.occurrence);
+        if let Some(proxy) = self.session.pending_proxy(self.occurrence) {
+            proxy.show(visitor);
+        }
+    }
+
+    fn map<M: ModuleMapper>(self, _: &mut M) -> Self {
+        // The optimizer has stepped: a gradient that nobody took belongs to the past.
+        self.session.drop_proxy(self.occurrence);
+        self
+    }
+}
+
+impl ModuleDisplayDefault for ParamHook {
+    fn content(&self, content: Content) -> Option<Content> {
+        content.optional()
+    }
+}
+
+impl ModuleDisplay for ParamHook {}

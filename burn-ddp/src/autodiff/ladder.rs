@@ -1,0 +1,36 @@
+//! Untracked tensors of growing depth.
+
+use super::ops;
+use burn::tensor::{Device, Tensor};
+use std::sync::Arc;
+
+/// Depth between two rungs: more than the operations between the uses of two parameters that
+/// follow each other in forward (attention and batch norm have about twenty). Where there are more, a
+/// gradient is only taken later than it could be.
+const SPACING: usize = 64;
+
+/// One untracked tensor per parameter, each [`SPACING`] deeper than the one before.
+///
+/// The order of a node is one more than the highest order among *all* its parents, but an
+/// untracked parent is no part of the graph: given as a second parent, a rung lifts a step
+/// to a depth and does nothing else.
+#[derive(Clone, Debug)]
+pub(super) struct Ladder(Arc<[Tensor<1>]>);
+
+impl Ladder {
+    /// A ladder of `rungs` rungs on `device`, which has autodiff.
+    pub(super) fn new(rungs: usize, device: &Device) -> Self {
+        let mut top = Tensor::<1>::zeros([1], device);
+        let rung = |_| {
+            for _ in 0..SPACING {
+                top = ops::lift(top.clone());
+            }
+            top.clone()
+        };
+        Self((0..rungs).map(rung).collect())
+    }
+
+    pub(super) fn rung(&self, position: usize) -> Tensor<1> {
+        self.0[position].clone()
+    }
+}

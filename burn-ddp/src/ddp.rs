@@ -1,0 +1,433 @@
+//! The handle that a training script holds.
+
+use crate::{
+    autodiff::{
+        attach::{self, WrapContext},
+        session::{Sessions, SyncSwitch},
+    },
+    config::WrapConfig,
+    error::Error,
+    data::LoaderBuilder,
+    group::{
+        DType, GroupError, ProcessGroup, ReduceOp,
+        host::{HostGroup, Rendezvous},
+        objects,
+    },
+    reducer::RoundTrace,
+    replica,
+};
+use burn::data::{dataloader::batcher::Batcher, dataset::Dataset};
+use burn::module::Module;
+use burn::tensor::Device;
+use serde::{Serialize, de::DeserializeOwned};
+use std::{fmt::Display, sync::Arc};
+
+/// This process's membership in a data-parallel job.
+///
+/// Cheap to clone. Methods marked *collective* must be called by all ranks in the same order; they block until all have
+/// come, a peer failed, or the operation time-out passed, and then return [`Error::Group`]. They have an order of their own: a metric reduced between
+/// forward and backward never meets a gradient.
+#[derive(Clone, Debug)]
+pub struct Ddp {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    local_rank: usize,
+    local_world_size: usize,
+    /// Orders `wrap` calls.
+    group: Arc<dyn ProcessGroup>,
+    /// Orders the user's collectives.
+    user: Arc<dyn ProcessGroup>,
+    switch: Arc<SyncSwitch>,
+    sessions: Arc<Sessions>,
+}
+
+/// What gradient reduction has cost so far on this rank, over all wrapped models.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct Stats {
+    /// Synchronised backward passes.
+    pub rounds: u64,
+    /// Gradient collectives issued: one per bucket and round, and one when the buckets were ordered anew.
+    pub collectives: u64,
+    /// Bytes that one synchronised backward pass reduces, control tails included (of the last one, summed over models).
+    pub gradient_bytes_per_step: usize,
+    /// Buckets per synchronised backward pass, summed over models.
+    pub buckets: usize,
+    /// Seconds that the communication threads spent reducing.
+    pub communication_seconds: f64,
+    /// Share of that time that lay inside backward, 0 to 1; 0 when nothing was reduced.
+    pub overlap_ratio: f64,
+}
+
+impl Ddp {
+    /// Joins the job that the environment describes (`RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `MASTER_ADDR`, `MASTER_PORT`); a job
+    /// of one without them. Collective; blocks until all ranks have come or the rendezvous time-out has passed.
+    ///
+    /// [`launch`](crate::launch()) calls it; call it yourself in a program that something else starts.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Settings`] when a variable is missing or wrong, [`Error::Rendezvous`] when the ranks do not find together.
+    pub fn from_env() -> Result<Self, Error> {
+        match Rendezvous::from_env()? {
+            Some(settings) => Self::connect(settings),
+            None => Self::connect(Rendezvous::new(0, 1, "127.0.0.1", 0)?),
+        }
+    }
+
+    /// Joins the job that `settings` describe. Collective; blocks until all ranks have come or the rendezvous time-out has passed.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Rendezvous`] when the ranks do not find together.
+    pub fn connect(settings: Rendezvous) -> Result<Self, Error> {
+        let group = HostGroup::connect(settings)?;
+        let (rank, size) = (group.local_rank(), group.local_world_size());
+        Self::from_group(Arc::new(group), rank, size)
+    }
+
+    /// Joins through an existing process group. Collective.
+    ///
+    /// `local_rank` and `local_world_size` are this process's position among the ranks of its machine and their number.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Group`] when the peers do not make the same call.
+    pub fn from_group(group: Arc<dyn ProcessGroup>, local_rank: usize, local_world_size: usize) -> Result<Self, Error> {
+        let user = group.new_group()?;
+        Ok(Self {
+            inner: Arc::new(Inner {
+                local_rank,
+                local_world_size,
+                group,
+                user,
+                switch: Arc::default(),
+                sessions: Arc::default(),
+            }),
+        })
+    }
+
+    /// This process's number in the job, `0..world_size`.
+    pub fn rank(&self) -> usize {
+        self.inner.group.rank()
+    }
+
+    /// Number of processes in the job.
+    pub fn world_size(&self) -> usize {
+        self.inner.group.world_size()
+    }
+
+    /// This process's number among those of its machine.
+    pub fn local_rank(&self) -> usize {
+        self.inner.local_rank
+    }
+
+    /// Number of the job's processes on this machine.
+    pub fn local_world_size(&self) -> usize {
+        self.inner.local_world_size
+    }
+
+    /// Whether this is global rank 0, which logs and saves.
+    pub fn is_main(&self) -> bool {
+        self.rank() == 0
+    }
+
+    /// The group that carries the user's collectives, for operations on raw bytes.
+    pub fn group(&self) -> &Arc<dyn ProcessGroup> {
+        &self.inner.user
+    }
+
+    /// The failure that has ended the job, if any; costs an atomic load. Local.
+    pub fn failure(&self) -> Option<GroupError> {
+        self.inner.group.failure()
+    }
+
+    /// Ends the job: every pending and later operation on every rank fails with an error that carries `reason`. Never blocks.
+    pub fn abort(&self, reason: &str) {
+        self.inner.group.abort(reason);
+    }
+
+    /// A loader of this rank's shard of `dataset`, reshuffled each epoch by itself; see [`LoaderBuilder`]. Its `build` is collective.
+    pub fn loader<I, O>(
+        &self,
+        dataset: impl Dataset<I> + 'static,
+        batcher: impl Batcher<I, O> + 'static,
+    ) -> LoaderBuilder<I, O>
+    where
+        I: 'static,
+        O: Send + 'static,
+    {
+        LoaderBuilder::new(Some(self.inner.user.clone()), dataset, batcher)
+    }
+
+    /// The device of this rank, given the kind of device to train on: for CUDA the one with this process's local rank, otherwise `base` itself.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Device`] when the machine has fewer CUDA devices than ranks.
+    pub fn device(&self, base: Device) -> Result<Device, Error> {
+        #[cfg(feature = "cuda")]
+        {
+            let cuda: Vec<Device> = Device::enumerate(burn::tensor::DeviceType::Cuda).into_vec();
+            if cuda.contains(&base) {
+                let local_rank = self.local_rank();
+                let found = cuda.len();
+                return cuda.into_iter().nth(local_rank).ok_or_else(|| Error::Device {
+                    rank: self.rank(),
+                    local_rank,
+                    cause: format!(
+                        "this machine shows {found} CUDA device(s): start at most that many ranks on it, or make more visible with CUDA_VISIBLE_DEVICES"
+                    ),
+                });
+            }
+        }
+        Ok(base)
+    }
+
+    /// Makes `model` data-parallel: rank 0's parameters and buffers on every rank, and from now on `backward` returns gradients
+    /// averaged over the ranks. Collective.
+    ///
+    /// The type does not change, nor do its code, the loop, its records or its printed form. A forward pass without
+    /// gradients (`model.valid()`, frozen parameters) communicates nothing. Any number of models can be
+    /// wrapped, in the same order on every rank. Clones made before stay unwrapped.
+    ///
+    /// Fields that share one parameter (tied weights) are reduced once and receive the same gradient, so that they stay equal
+    /// under any optimizer; all but the first get a [`ParamId`](burn::module::ParamId) of their own for that.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::ModelMismatch`] names the first parameter in which the ranks differ. [`Error::ForeignReparameterization`], [`Error::NothingToTrain`],
+    /// [`Error::UnsupportedType`]: the model cannot be wrapped as it is.
+    pub fn wrap<M: Module>(&self, model: M) -> Result<M, Error> {
+        self.wrap_with(model, WrapConfig::default())
+    }
+
+    /// [`wrap`](Self::wrap) with options. Collective.
+    ///
+    /// # Errors
+    ///
+    /// As for `wrap`.
+    pub fn wrap_with<M: Module>(&self, model: M, config: WrapConfig) -> Result<M, Error> {
+        let context = WrapContext {
+            group: &self.inner.group,
+            switch: &self.inner.switch,
+            sessions: &self.inner.sessions,
+            config,
+        };
+        attach::wrap(model, &context)
+    }
+
+    /// The plain model, without hooks; local. Any other reparameterization (LoRA) is merged into its parameter.
+    pub fn unwrap<M: Module>(&self, model: M) -> M {
+        model.materialize()
+    }
+
+    /// Until the guard is dropped, backward passes of this process accumulate locally: `backward` returns no gradient for wrapped
+    /// models, and the first one after the guard reduces and returns the sum over the whole window (its mean over ranks).
+    ///
+    /// What counts is whether a guard is alive when `backward` begins. Guards nest. All ranks must accumulate the same number of passes; the closing
+    /// backward checks it.
+    pub fn no_sync(&self) -> NoSync {
+        self.inner.switch.hold();
+        NoSync {
+            switch: self.inner.switch.clone(),
+        }
+    }
+
+    /// Runs `f` under [`no_sync`](Self::no_sync).
+    pub fn without_sync<R>(&self, f: impl FnOnce() -> R) -> R {
+        let _guard = self.no_sync();
+        f()
+    }
+
+    /// Reduces `values` over ranks, in f64. Collective.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Group`].
+    pub fn all_reduce(&self, values: &mut [f64], op: ReduceOp) -> Result<(), Error> {
+        Ok(self.inner.user.all_reduce(bytemuck::cast_slice_mut(values), DType::F64, op)?)
+    }
+
+    /// The sum of `value` over ranks. Collective.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Group`].
+    pub fn sum(&self, value: f64) -> Result<f64, Error> {
+        let mut values = [value];
+        self.all_reduce(&mut values, ReduceOp::Sum)?;
+        Ok(values[0])
+    }
+
+    /// The mean of `value` over ranks, each counting once. Collective.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Group`].
+    pub fn mean(&self, value: f64) -> Result<f64, Error> {
+        let mut values = [value];
+        self.all_reduce(&mut values, ReduceOp::Mean)?;
+        Ok(values[0])
+    }
+
+    /// Whether `flag` is set on any rank. Collective.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Group`].
+    pub fn any(&self, flag: bool) -> Result<bool, Error> {
+        Ok(self.sum(f64::from(u8::from(flag)))? > 0.0)
+    }
+
+    /// Whether `flag` is set on all ranks. Collective.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Group`].
+    pub fn all(&self, flag: bool) -> Result<bool, Error> {
+        Ok(!self.any(!flag)?)
+    }
+
+    /// Rank 0's value on every rank. Collective.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Group`]; [`Error::Encoding`] when the value cannot be serialised.
+    pub fn broadcast<T: Serialize + DeserializeOwned>(&self, value: T) -> Result<T, Error> {
+        let mut bytes = if self.is_main() { self.encode("broadcast", &value)? } else { Vec::new() };
+        objects::broadcast(&*self.inner.user, &mut bytes, 0)?;
+        self.decode("broadcast", &bytes)
+    }
+
+    /// Every rank's value, in rank order. Collective.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Group`]; [`Error::Encoding`] when the value cannot be serialised.
+    pub fn all_gather<T: Serialize + DeserializeOwned>(&self, value: &T) -> Result<Vec<T>, Error> {
+        let bytes = self.encode("all_gather", value)?;
+        let all = objects::gather(&*self.inner.user, &bytes)?;
+        all.iter().map(|bytes| self.decode("all_gather", bytes)).collect()
+    }
+
+    /// Returns when every rank has called it. Collective.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Group`].
+    pub fn barrier(&self) -> Result<(), Error> {
+        Ok(self.inner.user.barrier()?)
+    }
+
+    /// Runs `save` on rank 0 while the others wait for it; its error reaches every rank. Collective.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::OnMain`] with the text of rank 0's error; [`Error::Group`].
+    pub fn save_on_main<E: Display>(&self, save: impl FnOnce() -> Result<(), E>) -> Result<(), Error> {
+        let outcome = if self.is_main() { save().map_err(|e| e.to_string()) } else { Ok(()) };
+        self.broadcast(outcome)?.map_err(|cause| Error::OnMain {
+            rank: self.rank(),
+            operation: "save".into(),
+            cause,
+        })
+    }
+
+    /// One SHA-256 over all parameters and buffers of `model` per rank, in rank order, hexadecimal. Collective.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Group`]; [`Error::Read`] when a tensor cannot be read from its device.
+    pub fn param_hashes<M: Module>(&self, model: &M) -> Result<Vec<String>, Error> {
+        self.all_gather(&replica::hash(model, self.rank())?)
+    }
+
+    /// Checks that all ranks hold the same bits. Collective; reads the whole model.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::ReplicasDiffer`] names the first parameter or buffer that does not agree, on every rank.
+    pub fn check_replicas<M: Module>(&self, model: &M) -> Result<(), Error> {
+        replica::check(model, &*self.inner.user)
+    }
+
+    /// Replaces the float buffers of `model` (batch norm's running statistics) by their mean over ranks. Collective.
+    ///
+    /// Each rank's running statistics are those of its own batches. Call this before evaluating and
+    /// saving, so that all ranks score alike and the file holds the statistics of all data.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Group`]; [`Error::Read`].
+    pub fn average_buffers<M: Module>(&self, model: M) -> Result<M, Error> {
+        replica::average_buffers(model, &*self.inner.user)
+    }
+
+    /// A seed for this rank's own random stream (dropout, augmentation), a fixed function of `seed` and the rank.
+    ///
+    /// Seed the model's initial weights alike or not at all: `wrap` makes them equal anyway.
+    pub fn rank_seed(&self, seed: u64) -> u64 {
+        // SplitMix64 (Steele, Lea, Flood, OOPSLA 2014): neighbouring ranks get unrelated streams.
+        let mut z = seed.wrapping_add((self.rank() as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// What gradient reduction has cost so far, summed over the wrapped models that are alive; local.
+    pub fn stats(&self) -> Stats {
+        let mut stats = Stats::default();
+        let mut overlapped = 0.0;
+        for session in self.inner.sessions.live() {
+            let totals = session.totals();
+            stats.rounds += totals.rounds;
+            stats.collectives += totals.collectives;
+            stats.gradient_bytes_per_step += totals.bytes_per_round;
+            stats.buckets += totals.buckets;
+            stats.communication_seconds += totals.communication.as_secs_f64();
+            overlapped += totals.overlapped.as_secs_f64();
+        }
+        if stats.communication_seconds > 0.0 {
+            stats.overlap_ratio = overlapped / stats.communication_seconds;
+        }
+        stats
+    }
+
+    /// The timeline of the last synchronised backward pass of each wrapped model, in the order of `wrap`; local. Empty in a world of one.
+    pub fn traces(&self) -> Vec<RoundTrace> {
+        self.inner.sessions.live().iter().filter_map(|s| s.trace()).collect()
+    }
+
+    fn encode<T: Serialize>(&self, operation: &str, value: &T) -> Result<Vec<u8>, Error> {
+        postcard::to_stdvec(value).map_err(|e| self.encoding(operation, &e))
+    }
+
+    fn decode<T: DeserializeOwned>(&self, operation: &str, bytes: &[u8]) -> Result<T, Error> {
+        postcard::from_bytes(bytes).map_err(|e| self.encoding(operation, &e))
+    }
+
+    fn encoding(&self, operation: &str, cause: &postcard::Error) -> Error {
+        Error::Encoding {
+            rank: self.rank(),
+            operation: operation.into(),
+            cause: cause.to_string(),
+        }
+    }
+}
+
+/// Keeps backward passes local while it lives; see [`Ddp::no_sync`].
+#[derive(Debug)]
+#[must_use = "dropping the guard turns synchronisation on again"]
+pub struct NoSync {
+    switch: Arc<SyncSwitch>,
+}
+
+impl Drop for NoSync {
+    fn drop(&mut self) {
+        self.switch.release();
+    }
+}

@@ -1,0 +1,213 @@
+//! The crate's error type, and how it leaves Burn's `backward`.
+
+use crate::{
+    data::DataError,
+    group::{
+        GroupError,
+        host::{RendezvousError, SettingsError},
+    },
+    launch::LaunchError,
+    reducer::ReducerError,
+};
+use burn::tensor::{Gradients, Tensor};
+use std::{
+    any::Any,
+    cell::Cell,
+    fmt,
+    panic::{self, AssertUnwindSafe},
+};
+
+/// Everything that can go wrong in burn-ddp.
+///
+/// `Debug` prints the same sentence as `Display`, so that an error returned from `main` is readable.
+#[derive(thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The environment or the arguments do not say who this process is.
+    #[error(transparent)]
+    Settings(#[from] SettingsError),
+    /// The ranks did not find together.
+    #[error(transparent)]
+    Rendezvous(#[from] RendezvousError),
+    /// The ranks of this machine could not be started, or one of them failed.
+    #[error(transparent)]
+    Launch(#[from] LaunchError),
+    /// A data loader could not be built.
+    #[error(transparent)]
+    Data(#[from] DataError),
+    /// A collective outside backward failed.
+    #[error(transparent)]
+    Group(#[from] GroupError),
+    /// Gradients could not be averaged.
+    #[error(transparent)]
+    Reducer(#[from] ReducerError),
+    /// The ranks built different models.
+    #[error(
+        "rank {rank}: the models differ at {what}: rank {rank} has {ours}, rank {peer} has {theirs}. Build the same \
+         model on every rank before `wrap`"
+    )]
+    ModelMismatch {
+        /// The rank that reports.
+        rank: usize,
+        /// The rank it differs from.
+        peer: usize,
+        /// Which part differs.
+        what: String,
+        /// This rank's side.
+        ours: String,
+        /// The peer's side.
+        theirs: String,
+    },
+    /// A trainable parameter has another reparameterization in the place of the hook.
+    #[error(
+        "rank {rank}: `{path}` is trainable and carries a reparameterization of its own (LoRA, or the hook of an earlier \
+         `wrap`), so its gradient cannot be taken. Freeze the base of an adapted parameter (`freeze_group`), or \
+         `Ddp::unwrap` a model before it is wrapped again"
+    )]
+    ForeignReparameterization {
+        /// The rank that reports.
+        rank: usize,
+        /// Module path of the parameter.
+        path: String,
+    },
+    /// The model has nothing to train.
+    #[error(
+        "rank {rank}: the model has no trainable parameter: build it on an autodiff device \
+         (`device.autodiff()`) and leave at least one parameter unfrozen"
+    )]
+    NothingToTrain {
+        /// The rank that reports.
+        rank: usize,
+    },
+    /// A parameter's element type has no place in a bucket.
+    #[error("rank {rank}: `{path}` has element type {dtype}, gradients can be f32, f64, f16 or bf16: cast the parameter or freeze it")]
+    UnsupportedType {
+        /// The rank that reports.
+        rank: usize,
+        /// Module path of the parameter.
+        path: String,
+        /// In Burn's words.
+        dtype: String,
+    },
+    /// A tensor could not be read from its device.
+    #[error("rank {rank}: cannot read `{path}`: {cause}")]
+    Read {
+        /// The rank that reports.
+        rank: usize,
+        /// Module path of the parameter.
+        path: String,
+        /// The backend's words.
+        cause: String,
+    },
+    /// The replicas are not equal any more.
+    #[error(
+        "rank {rank}: the replicas differ: the first differing parameter or buffer is `{path}` (rank {peer} differs from \
+         rank 0). Something changed it outside the averaged gradients: a step on unreduced gradients, a parameter read \
+         around `Param::val()`, or a record loaded on one rank only"
+    )]
+    ReplicasDiffer {
+        /// The rank that reports.
+        rank: usize,
+        /// The first rank that differs from rank 0.
+        peer: usize,
+        /// Module path.
+        path: String,
+    },
+    /// The device asked for is not there.
+    #[error("rank {rank} (local rank {local_rank}): {cause}")]
+    Device {
+        /// The rank that reports.
+        rank: usize,
+        /// Its position on this machine.
+        local_rank: usize,
+        /// What is missing and what to do.
+        cause: String,
+    },
+    /// A value could not be encoded for the other ranks, or theirs not decoded.
+    #[error("rank {rank}: {operation}: {cause}")]
+    Encoding {
+        /// The rank that reports.
+        rank: usize,
+        /// The call.
+        operation: String,
+        /// The encoder's words.
+        cause: String,
+    },
+    /// What the main rank was asked to do failed there.
+    #[error("rank {rank}: rank 0 could not {operation}: {cause}")]
+    OnMain {
+        /// The rank that reports.
+        rank: usize,
+        /// What was asked for.
+        operation: String,
+        /// The error on rank 0.
+        cause: String,
+    },
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl Error {
+    /// Whether this is the consequence of another rank's failure: the cause is in that rank's output.
+    pub fn is_secondary(&self) -> bool {
+        match self {
+            Error::Group(error) => error.is_secondary(),
+            Error::Reducer(error) => error.is_secondary(),
+            Error::Data(DataError::Group(error)) => error.is_secondary(),
+            _ => false,
+        }
+    }
+}
+
+/// The panic payload of a backward pass that could not average its gradients.
+///
+/// Burn's `backward` returns no error. [`try_backward`] catches this payload; code that catches panics itself can
+/// downcast to it.
+#[derive(Clone, Debug)]
+pub struct BackwardPanic(ReducerError);
+
+impl BackwardPanic {
+    pub(crate) fn new(error: ReducerError) -> Self {
+        if !CATCHING.get() {
+            // The standard panic message knows nothing of this payload.
+            eprintln!("burn-ddp: {error}");
+        }
+        Self(error)
+    }
+
+    /// Why the gradients could not be averaged.
+    pub fn error(&self) -> &ReducerError {
+        &self.0
+    }
+
+    /// The error in a caught panic's payload, if it is one of ours.
+    pub fn from_payload(payload: &(dyn Any + Send)) -> Option<&ReducerError> {
+        payload.downcast_ref::<Self>().map(Self::error)
+    }
+}
+
+thread_local! {
+    static CATCHING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// `loss.backward()` with failures of the gradient reduction as an error instead of a panic.
+///
+/// Every rank must call it (or `backward`); it blocks until the gradients are averaged. After an error the job's groups are
+/// poisoned: save what there is to save and end the process. Other panics pass through.
+///
+/// # Errors
+///
+/// [`Error::Reducer`]: a peer was lost, the ranks did not match, an operation timed out, or a gradient came too late.
+pub fn try_backward<const D: usize>(loss: &Tensor<D>) -> Result<Gradients, Error> {
+    let outer = CATCHING.replace(true);
+    let result = panic::catch_unwind(AssertUnwindSafe(|| loss.backward()));
+    CATCHING.set(outer);
+    result.map_err(|payload| match payload.downcast::<BackwardPanic>() {
+        Ok(ours) => ours.0.into(),
+        Err(other) => panic::resume_unwind(other),
+    })
+}

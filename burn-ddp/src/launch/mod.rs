@@ -1,0 +1,139 @@
+//! Starting the ranks of one machine from the program itself.
+//!
+//! [`Launcher::run_local`] is called once, early in `main`, by a program that may be three things:
+//!
+//! - **the launcher**, if nobody has started it as a rank: it starts `nproc` copies of its own executable with the
+//!   same arguments and waits for them;
+//! - **a rank** of such a launcher: it runs the training function;
+//! - **a rank of another launcher** (`RANK` or `WORLD_SIZE` is set): it runs the training function at once, and
+//!   nothing here interferes.
+//!
+//! # What a rank is given
+//!
+//! `RANK`, `LOCAL_RANK`, `WORLD_SIZE`, `LOCAL_WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT` as torchrun gives them; the
+//! job's secret and, on rank 0, the rendezvous socket ([`SECRET`], [`LISTEN_FD`]); and, unless
+//! the user has set them, its share of the cores in [`THREAD_VARIABLES`].
+//!
+//! # Output
+//!
+//! Rank 0 has the launcher's own stdout and stderr. Each line of another rank gets `[rank N] ` in front.
+//!
+//! # Endings
+//!
+//! When a rank fails, the others have the grace period to notice and end by themselves, then they get SIGTERM and,
+//! after the grace period again, SIGKILL. The failure that is reported is the first in time that is no
+//! consequence of another one. SIGINT, SIGTERM and SIGHUP to the launcher are passed on, with SIGKILL after the
+//! grace period or at the second signal. Each rank is the leader of a process group, and all of the group is killed
+//! when the rank ends. If the launcher itself is killed, each rank kills its own group.
+
+mod child;
+mod env;
+mod error;
+mod output;
+mod process;
+mod report;
+#[cfg(unix)]
+mod signals;
+mod spawn;
+mod supervise;
+
+pub use env::{
+    LAUNCHER_PID, LISTEN_FD, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, NPROC, RANK,
+    SECRET, THREAD_VARIABLES, WORLD_SIZE,
+};
+pub use error::{FailureReport, LaunchError, Outcome, RankFailure};
+
+use child::Classify;
+use env::Role;
+use std::{any::Any, fmt::Display, sync::mpsc::channel, time::Duration};
+
+/// How to start the ranks of this machine. `E` is the error of the training function.
+#[derive(Debug)]
+#[must_use]
+pub struct Launcher<E> {
+    nproc: Option<usize>,
+    grace: Duration,
+    classify: Classify<E>,
+}
+
+impl<E> Default for Launcher<E> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<E> Launcher<E> {
+    /// `nproc` from `BURN_DDP_NPROC`, else 1; a grace period of 5 seconds.
+    pub fn new() -> Self {
+        let classify = Classify {
+            error: |_| false,
+            panic: |_| None,
+        };
+        Self {
+            nproc: None,
+            grace: Duration::from_secs(5),
+            classify,
+        }
+    }
+
+    /// Number of ranks to start. Beats `BURN_DDP_NPROC`. With 1 the training function runs in this process.
+    pub fn nproc(mut self, nproc: usize) -> Self {
+        self.nproc = Some(nproc);
+        self
+    }
+
+    /// How long ranks may take to end by themselves after another rank's failure, and again after a signal
+    /// that asks them to.
+    pub fn grace(mut self, grace: Duration) -> Self {
+        self.grace = grace;
+        self
+    }
+
+    /// Tells errors that are the consequence of another rank's failure (a lost peer, an abort) from a rank's
+    /// own. They are not reported as the cause while there is another.
+    pub fn secondary(mut self, is_secondary: fn(&E) -> bool) -> Self {
+        self.classify.error = is_secondary;
+        self
+    }
+
+    /// Reads panic payloads that are no text: what to report, and whether it is the consequence of another rank's
+    /// failure. Called from the panic hook, so it must not panic.
+    pub fn panic_payload(mut self, read: fn(&(dyn Any + Send)) -> Option<(String, bool)>) -> Self {
+        self.classify.panic = read;
+        self
+    }
+
+    /// Runs `body` on each rank.
+    ///
+    /// In a rank it returns what `body` returns; in the launcher it blocks until all ranks have ended. So what comes
+    /// after it in `main` runs `nproc + 1` times. Call it from a thread that lives as long as it runs.
+    ///
+    /// # Errors
+    ///
+    /// `body`'s own in a rank. In the launcher a [`LaunchError`]: its `Display` is the whole
+    /// report, [`LaunchError::exit_code`] what the process should exit with.
+    pub fn run_local(self, body: impl FnOnce() -> Result<(), E>) -> Result<(), E>
+    where
+        E: Display + From<LaunchError>,
+    {
+        match env::role() {
+            Role::Rank => child::run(&self.classify, body),
+            Role::Foreign => body(),
+            Role::Launcher => match env::nproc(self.nproc)? {
+                1 => body(),
+                nproc => Ok(start(nproc, self.grace)?),
+            },
+        }
+    }
+}
+
+fn start(nproc: usize, grace: Duration) -> Result<(), LaunchError> {
+    let (sender, events) = channel();
+    // Before the first rank exists, so that no signal and no ending is missed.
+    #[cfg(unix)]
+    let _signals = signals::Watch::new(sender.clone()).map_err(spawn::setup("signal handlers"))?;
+    // Holds the write end of the ranks' lifeline until all have ended.
+    let job = spawn::Job::new(nproc, sender)?;
+    let ranks = job.start()?;
+    supervise::Supervisor::new(ranks, grace).run(&events)
+}

@@ -1,0 +1,302 @@
+//! Waiting for the ranks, and ending those that are left after a failure or a signal.
+
+use super::{
+    LaunchError,
+    error::{FailureReport, Outcome, RankFailure},
+    process::{kill, reap, terminate},
+    report::{self, Kind, Record},
+    spawn::Rank,
+};
+use std::{
+    process::Child,
+    sync::mpsc::{Receiver, RecvTimeoutError},
+    time::{Duration, Instant},
+};
+
+/// How long the launcher waits for a process after SIGKILL: one that hangs in a driver may never end.
+const KILL_PATIENCE: Duration = Duration::from_secs(10);
+/// How long it waits for the last output and reports of processes that have ended. Only a process that left its
+/// rank's group can hold a pipe longer.
+const DRAIN_PATIENCE: Duration = Duration::from_secs(2);
+/// How often it looks at its children. Where SIGCHLD says when to look, only a safeguard.
+const SCAN: Duration = Duration::from_millis(if cfg!(unix) { 1000 } else { 50 });
+
+pub(super) enum Event {
+    /// A child may have ended.
+    #[cfg(unix)]
+    ChildChanged,
+    /// The launcher got a signal.
+    #[cfg(unix)]
+    Signal(i32),
+    /// A rank says why it is failing.
+    Report(usize, Record),
+    /// One of the ranks' pipes has ended.
+    ReaderDone,
+}
+
+/// How far the ending of the ranks has gone.
+#[derive(Clone, Copy, Debug)]
+enum Phase {
+    /// All is well.
+    Running,
+    /// A rank failed: the others notice by themselves, normally, and say why they end.
+    Grace(Instant),
+    /// They have been asked to end.
+    Asked(Instant),
+    /// They have been killed.
+    Killed(Instant),
+}
+
+struct Member {
+    rank: Rank,
+    pid: u32,
+    /// What it reported: the last failure of its training function, and the last panic anywhere.
+    failure: Option<Record>,
+    panic: Option<Record>,
+    end: Option<End>,
+}
+
+#[derive(Clone, Copy)]
+struct End {
+    outcome: Outcome,
+    nanos: u64,
+}
+
+/// Supervises the ranks of a launch. Ranks that are left when it is dropped are killed.
+pub(super) struct Supervisor {
+    members: Vec<Member>,
+    phase: Phase,
+    grace: Duration,
+    /// The signal that told the launcher to stop.
+    signal: Option<i32>,
+    readers: usize,
+}
+
+impl Supervisor {
+    pub(super) fn new(ranks: Vec<Rank>, grace: Duration) -> Self {
+        let readers = ranks.iter().map(|rank| rank.readers).sum();
+        let member = |rank: Rank| Member {
+            pid: rank.child.id(),
+            rank,
+            failure: None,
+            panic: None,
+            end: None,
+        };
+        let members = ranks.into_iter().map(member).collect();
+        Self {
+            members,
+            phase: Phase::Running,
+            grace,
+            signal: None,
+            readers,
+        }
+    }
+
+    /// Returns when all ranks have ended.
+    pub(super) fn run(mut self, events: &Receiver<Event>) -> Result<(), LaunchError> {
+        loop {
+            self.reap();
+            if self.members.iter().all(|member| member.end.is_some()) {
+                break;
+            }
+            if !self.step() {
+                break;
+            }
+            match events.recv_timeout(self.patience()) {
+                Ok(event) => self.handle(event),
+                Err(RecvTimeoutError::Timeout) => {}
+                // The threads that read from the ranks are gone; the scan goes on.
+                Err(RecvTimeoutError::Disconnected) => std::thread::sleep(self.patience()),
+            }
+        }
+        let deadline = Instant::now() + DRAIN_PATIENCE;
+        while self.readers > 0 {
+            match events.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+                Ok(event) => self.handle(event),
+                Err(_) => break,
+            }
+        }
+        self.verdict()
+    }
+
+    /// Takes note of processes that have ended, and kills what they leave behind.
+    fn reap(&mut self) {
+        let stopping = matches!(self.phase, Phase::Asked(_) | Phase::Killed(_));
+        for member in self
+            .members
+            .iter_mut()
+            .filter(|member| member.end.is_none())
+        {
+            if let Some(outcome) = reap(&mut member.rank.child) {
+                // An end of its own choice keeps its code also while the launcher is ending things.
+                let outcome = match outcome {
+                    Outcome::Signal(_) if stopping && member.failure.is_none() => Outcome::Stopped,
+                    other => other,
+                };
+                member.end = Some(End {
+                    outcome,
+                    nanos: report::now(),
+                });
+            }
+        }
+    }
+
+    /// Moves the phase on where its time has come. `false` once there is nothing left to try.
+    fn step(&mut self) -> bool {
+        let now = Instant::now();
+        match self.phase {
+            Phase::Running if self.members.iter().any(Member::has_failed) => {
+                self.phase = Phase::Grace(now + self.grace);
+            }
+            Phase::Grace(until) if now >= until => {
+                self.signal_all(terminate);
+                self.phase = Phase::Asked(now + self.grace);
+            }
+            Phase::Asked(until) if now >= until => self.kill_all(),
+            Phase::Killed(until) if now >= until => {
+                let end = End {
+                    outcome: Outcome::Unkillable,
+                    nanos: report::now(),
+                };
+                for member in &mut self.members {
+                    member.end.get_or_insert(end);
+                }
+                return false;
+            }
+            _ => {}
+        }
+        true
+    }
+
+    fn patience(&self) -> Duration {
+        match self.phase {
+            Phase::Running => SCAN,
+            Phase::Grace(until) | Phase::Asked(until) | Phase::Killed(until) => {
+                SCAN.min(until.saturating_duration_since(Instant::now()))
+            }
+        }
+    }
+
+    fn handle(&mut self, event: Event) {
+        match event {
+            Event::Report(rank, record) => {
+                if let Some(member) = self
+                    .members
+                    .iter_mut()
+                    .find(|member| member.rank.rank == rank)
+                {
+                    match record.kind {
+                        Kind::PanicBegun => member.panic = Some(record),
+                        Kind::Panic | Kind::Error => member.failure = Some(record),
+                    }
+                }
+            }
+            Event::ReaderDone => self.readers -= 1,
+            #[cfg(unix)]
+            Event::ChildChanged => {}
+            #[cfg(unix)]
+            Event::Signal(signal) => {
+                if matches!(self.phase, Phase::Running) {
+                    self.signal = Some(signal);
+                    self.signal_all(|child| super::process::forward(child, signal));
+                    self.phase = Phase::Asked(Instant::now() + self.grace);
+                } else {
+                    // The ranks are being ended already, after a failure or a first signal: no more patience.
+                    self.kill_all();
+                }
+            }
+        }
+    }
+
+    fn signal_all(&mut self, send: impl Fn(&mut Child)) {
+        for member in self
+            .members
+            .iter_mut()
+            .filter(|member| member.end.is_none())
+        {
+            send(&mut member.rank.child);
+        }
+    }
+
+    fn kill_all(&mut self) {
+        self.signal_all(kill);
+        self.phase = Phase::Killed(Instant::now() + KILL_PATIENCE);
+    }
+
+    fn verdict(&mut self) -> Result<(), LaunchError> {
+        let mut failures: Vec<(u64, RankFailure)> =
+            self.members.iter().filter_map(Member::failure).collect();
+        // Consequences come after causes, whatever the clock says: a rank can notice a peer's death before
+        // the launcher does.
+        failures.sort_by_key(|(nanos, failure)| (failure.rank_in_blame(), *nanos));
+        let world_size = self.members.len();
+        let mut failures = failures.into_iter().map(|(_, failure)| failure);
+        match (self.signal, failures.next()) {
+            (Some(signal), _) => Err(LaunchError::Signalled { signal }),
+            (None, Some(first)) => Err(LaunchError::Failed(Box::new(FailureReport {
+                host: super::env::host(),
+                world_size,
+                first,
+                others: failures.collect(),
+            }))),
+            (None, None) => Ok(()),
+        }
+    }
+}
+
+impl Drop for Supervisor {
+    fn drop(&mut self) {
+        for member in self
+            .members
+            .iter_mut()
+            .filter(|member| member.end.is_none())
+        {
+            kill(&mut member.rank.child);
+            let _ = member.rank.child.wait();
+        }
+    }
+}
+
+/// The number that all Unixes give it.
+const SIGABRT: i32 = 6;
+
+impl Member {
+    fn has_failed(&self) -> bool {
+        self.failure.is_some() || self.end.is_some_and(|end| end.outcome != Outcome::Exit(0))
+    }
+
+    /// With the time at which it began.
+    fn failure(&self) -> Option<(u64, RankFailure)> {
+        let end = self.end?;
+        if !self.has_failed() {
+            return None;
+        }
+        // Without a last word, an exit code or an abort may come from a panic outside the training function.
+        let last_word = match end.outcome {
+            Outcome::Exit(_) | Outcome::Signal(SIGABRT) => {
+                self.failure.as_ref().or(self.panic.as_ref())
+            }
+            _ => self.failure.as_ref(),
+        };
+        let failure = RankFailure {
+            rank: self.rank.rank,
+            pid: self.pid,
+            outcome: end.outcome,
+            cause: last_word.map(|record| record.text.clone()),
+            secondary: last_word.is_some_and(|record| record.secondary),
+            stderr: self.rank.tail.lines(),
+        };
+        Some((last_word.map_or(end.nanos, |record| record.nanos), failure))
+    }
+}
+
+impl RankFailure {
+    /// 0 for a failure of its own, 1 for a consequence of another's, 2 for an end by the launcher.
+    fn rank_in_blame(&self) -> u8 {
+        match (self.secondary, self.outcome, &self.cause) {
+            (true, ..) => 1,
+            (_, Outcome::Stopped | Outcome::Unkillable, None) => 2,
+            _ => 0,
+        }
+    }
+}

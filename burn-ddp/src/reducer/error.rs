@@ -1,0 +1,89 @@
+//! Why a round of gradient reduction failed.
+
+use crate::group::{DType, GroupError, QueueClosed};
+
+/// Why gradients could not be averaged.
+///
+/// Any of these poisons the job's process groups: the replicas can no longer be kept equal.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ReducerError {
+    /// A collective failed.
+    #[error(transparent)]
+    Group(#[from] GroupError),
+    /// A contribution to a gradient came after the gradient had been sent.
+    #[error(
+        "rank {rank}: a gradient of `{path}` arrived after its bucket was launched: this backward used \
+         the parameter in another way than the one before. Set `WrapConfig::learn_uses(false)` to wait for \
+         every use"
+    )]
+    LateGradient {
+        /// The rank that reports.
+        rank: usize,
+        /// Module path of the parameter.
+        path: String,
+    },
+    /// The ranks closed accumulation windows of different lengths.
+    #[error(
+        "rank {rank}: accumulation windows differ: this rank accumulated {window} backward pass(es), the mean over \
+         all ranks is {mean} (counted modulo 128). Every rank must leave `no_sync` after the same number of backward passes"
+    )]
+    UnequalWindows {
+        /// The rank that reports.
+        rank: usize,
+        /// Backward passes in this rank's window.
+        window: u32,
+        /// Mean over ranks, modulo 128.
+        mean: f64,
+    },
+    /// The gradient has another element type than the parameter had at wrap.
+    #[error("rank {rank}: the gradient of `{path}` is {actual}, the parameter was {expected} when it was wrapped: wrap the model again after changing its element type")]
+    WrongType {
+        /// The rank that reports.
+        rank: usize,
+        /// Module path of the parameter.
+        path: String,
+        /// Element type at wrap.
+        expected: DType,
+        /// What arrived, in Burn's words.
+        actual: String,
+    },
+    /// The gradient has another number of elements than the parameter had at wrap.
+    #[error("rank {rank}: the gradient of `{path}` has {actual} bytes, the parameter had {expected} when it was wrapped: wrap the model again after replacing a parameter")]
+    WrongSize {
+        /// The rank that reports.
+        rank: usize,
+        /// Module path of the parameter.
+        path: String,
+        /// Bytes at wrap.
+        expected: usize,
+        /// Bytes that arrived.
+        actual: usize,
+    },
+    /// A backward pass was left by a panic after it had begun to send gradients.
+    #[error("rank {rank}: an earlier backward pass was interrupted by a panic after it had sent gradients; the ranks can no longer be kept equal: restart the job")]
+    Interrupted {
+        /// The rank that reports.
+        rank: usize,
+    },
+    /// A tensor's data could not be read from its device.
+    #[error("rank {rank}: cannot read the gradient of `{path}`: {cause}")]
+    Read {
+        /// The rank that reports.
+        rank: usize,
+        /// Module path of the parameter.
+        path: String,
+        /// The backend's words.
+        cause: String,
+    },
+    /// The communication thread is gone.
+    #[error(transparent)]
+    Queue(#[from] QueueClosed),
+}
+
+impl ReducerError {
+    /// Whether this is the consequence of another rank's failure.
+    pub fn is_secondary(&self) -> bool {
+        matches!(self, ReducerError::Group(error) if error.is_secondary())
+    }
+}

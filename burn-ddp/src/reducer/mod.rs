@@ -1,0 +1,321 @@
+//! The reducer: gradients into buckets, buckets through the group, in the same order on every rank.
+//!
+//! One [`Reducer`] belongs to one wrapped model. It knows slots (distinct parameters, in
+//! registration order), bytes and a process group; it knows nothing of graphs or of how ranks are
+//! connected. A round is one synchronised backward pass:
+//!
+//! ```text
+//! begin ──> pack(slot) … pack(slot) ──> launch_rest ──> wait
+//!              │ bucket full: launch                      │ gradients, averaged
+//!              ▼ in index order                           │
+//!            communication thread: all_reduce, take out ──┘
+//! ```
+//!
+//! Buckets are launched in index order whatever the order in which they fill, so that ranks whose
+//! backward passes run in another order still meet in the same operations.
+
+mod bucket;
+mod error;
+mod layout;
+mod plan;
+mod tail;
+mod trace;
+mod uses;
+
+#[cfg(test)]
+mod tests;
+
+pub use error::ReducerError;
+pub(crate) use layout::{Layout, ParamSpec};
+pub(crate) use plan::BucketCaps;
+pub use trace::{BucketTrace, RoundTrace};
+pub(crate) use uses::{Fired, Use, UseCounter};
+
+use crate::group::{DType, ProcessGroup, ReduceOp, Work, WorkQueue};
+use bucket::{Bucket, Reduced};
+use burn::tensor::TensorData;
+use plan::{BucketPlan, assign};
+use std::{collections::VecDeque, sync::Arc, time::{Duration, Instant}};
+use trace::RoundClock;
+
+type Result<T, E = ReducerError> = std::result::Result<T, E>;
+
+/// What the reducer has done so far on this rank.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Totals {
+    /// Synchronised backward passes.
+    pub(crate) rounds: u64,
+    /// Collectives issued, all kinds.
+    pub(crate) collectives: u64,
+    /// Bytes that the last round reduced: gradients and control tails.
+    pub(crate) bytes_per_round: usize,
+    /// Buckets per round.
+    pub(crate) buckets: usize,
+    /// Time the communication thread spent on buckets.
+    pub(crate) communication: Duration,
+    /// The part of it that lay inside backward.
+    pub(crate) overlapped: Duration,
+}
+
+/// Averages the gradients of one wrapped model over the ranks of a group.
+#[derive(Debug)]
+pub(crate) struct Reducer {
+    layout: Layout,
+    caps: BucketCaps,
+    op: ReduceOp,
+    group: Arc<dyn ProcessGroup>,
+    queue: WorkQueue,
+    /// `None` while a bucket is with the communication thread.
+    buckets: Vec<Option<Bucket>>,
+    /// Slot to (bucket, place in it).
+    places: Vec<(usize, usize)>,
+    /// The next bucket to launch; those before are in flight or back.
+    next: usize,
+    in_flight: VecDeque<Work<Result<Reduced, crate::group::GroupError>>>,
+    /// Backward passes in the accumulation window that the current round closes.
+    window: u32,
+    clock: RoundClock,
+    current: RoundTrace,
+    last: RoundTrace,
+    totals: Totals,
+}
+
+impl Reducer {
+    /// Buckets for `layout`, which is equal on all ranks. Collective.
+    pub(crate) fn new(group: Arc<dyn ProcessGroup>, layout: Layout, caps: BucketCaps, op: ReduceOp) -> Result<Self> {
+        let queue = WorkQueue::new("ddp-comm").map_err(|e| crate::group::GroupError::Transport {
+            rank: group.rank(),
+            operation: "starting the communication thread".into(),
+            cause: e.to_string(),
+        })?;
+        let mut reducer = Self {
+            places: vec![(0, 0); layout.len()],
+            layout,
+            caps,
+            op,
+            group,
+            queue,
+            buckets: Vec::new(),
+            next: 0,
+            in_flight: VecDeque::new(),
+            window: 1,
+            clock: RoundClock::start(),
+            current: RoundTrace::default(),
+            last: RoundTrace::default(),
+            totals: Totals::default(),
+        };
+        // Gradients arrive roughly from the last layer to the first.
+        let order: Vec<usize> = (0..reducer.layout.len()).rev().collect();
+        reducer.make_buckets(&order)?;
+        Ok(reducer)
+    }
+
+    pub(crate) fn rank(&self) -> usize {
+        self.group.rank()
+    }
+
+    pub(crate) fn group(&self) -> &Arc<dyn ProcessGroup> {
+        &self.group
+    }
+
+    pub(crate) fn totals(&self) -> Totals {
+        self.totals
+    }
+
+    /// The last finished round.
+    pub(crate) fn trace(&self) -> &RoundTrace {
+        &self.last
+    }
+
+    fn make_buckets(&mut self, order: &[usize]) -> Result<()> {
+        // The old buckets' memory is given back before the new is taken.
+        self.buckets.clear();
+        for plan in assign(&self.layout, order, self.caps) {
+            for (index, place) in plan.placements.iter().enumerate() {
+                self.places[place.slot] = (self.buckets.len(), index);
+            }
+            let buffer = self.group.buffer(plan.bytes())?;
+            self.buckets.push(Some(Bucket::new(plan, buffer)));
+        }
+        self.totals.buckets = self.buckets.len();
+        Ok(())
+    }
+
+    /// Opens a round that closes an accumulation window of `window` backward passes.
+    pub(crate) fn begin(&mut self, window: u32) {
+        self.window = window;
+        self.next = 0;
+        self.clock = RoundClock::start();
+        self.current = RoundTrace::default();
+    }
+
+    /// Whether this round has already sent something.
+    pub(crate) fn has_launched(&self) -> bool {
+        self.next > 0
+    }
+
+    /// Takes back what was packed but not sent. Only legal while nothing has been launched.
+    pub(crate) fn discard(&mut self) {
+        for bucket in self.buckets.iter_mut().flatten() {
+            bucket.gradients.fill_with(|| None);
+        }
+    }
+
+    /// Puts a complete gradient into its bucket and launches what has become full.
+    pub(crate) fn pack(&mut self, slot: usize, data: TensorData) -> Result<()> {
+        self.check(slot, &data)?;
+        let (bucket, index) = self.places[slot];
+        let Some(home) = self.buckets[bucket].as_mut().filter(|_| bucket >= self.next) else {
+            return Err(self.late(slot));
+        };
+        home.pack(index, data);
+        self.current.ready.push((self.layout.params[slot].path.clone(), self.clock.now()));
+        while self.buckets.get(self.next).is_some_and(|b| b.as_ref().is_some_and(Bucket::is_full)) {
+            self.launch()?;
+        }
+        Ok(())
+    }
+
+    /// The error for a contribution to the gradient of `slot` that came after it had been packed.
+    pub(crate) fn late(&self, slot: usize) -> ReducerError {
+        ReducerError::LateGradient {
+            rank: self.rank(),
+            path: self.layout.params[slot].path.clone(),
+        }
+    }
+
+    /// All layers' backward has run: sends every bucket that is left, with zeros for what this rank
+    /// did not use. Does not block.
+    pub(crate) fn launch_rest(&mut self) -> Result<()> {
+        if self.next == 0 || self.current.backward_end.is_zero() {
+            self.current.backward_end = self.clock.now();
+        }
+        while self.next < self.buckets.len() {
+            self.launch()?;
+        }
+        Ok(())
+    }
+
+    fn launch(&mut self) -> Result<()> {
+        let index = self.next;
+        let Some(mut bucket) = self.buckets[index].take() else {
+            return Err(ReducerError::Interrupted { rank: self.rank() });
+        };
+        self.next += 1;
+        bucket.seal((index == 0).then(|| self.window_code()));
+        let layout = &self.layout;
+        let slots = bucket.plan.placements.iter().map(|p| p.slot);
+        self.current.buckets.push(BucketTrace {
+            parameters: slots.clone().map(|s| layout.params[s].path.clone()).collect(),
+            bytes: bucket.plan.bytes(),
+            launched: self.clock.now(),
+            ..Default::default()
+        });
+        let shapes: Vec<Vec<usize>> = slots.map(|s| layout.params[s].shape.clone()).collect();
+        let op = self.op;
+        self.totals.collectives += 1;
+        self.in_flight.push_back(self.queue.submit(move || bucket.reduce(op, &shapes)));
+        Ok(())
+    }
+
+    /// Window lengths travel as small whole numbers, exact in every element type.
+    fn window_code(&self) -> u8 {
+        (self.window % 128) as u8
+    }
+
+    /// Blocks until all buckets are back and returns the reduced gradient of each slot, `None` where
+    /// no rank used it. After [`launch_rest`](Self::launch_rest).
+    pub(crate) fn wait(&mut self) -> Result<Vec<Option<TensorData>>> {
+        let mut gradients: Vec<Option<TensorData>> = vec![None; self.layout.len()];
+        let mut window = None;
+        for index in 0..self.buckets.len() {
+            let Some(work) = self.in_flight.pop_front() else {
+                return Err(ReducerError::Interrupted { rank: self.rank() });
+            };
+            let Reduced {
+                mut bucket,
+                window: tail,
+                started,
+                finished,
+            } = work.wait()??;
+            for (place, gradient) in bucket.plan.placements.iter().zip(&mut bucket.gradients) {
+                gradients[place.slot] = gradient.take();
+            }
+            window = window.or(tail);
+            if let Some(trace) = self.current.buckets.get_mut(index) {
+                trace.started = self.clock.at(started);
+                trace.finished = self.clock.at(finished);
+            }
+            self.buckets[index] = Some(bucket);
+        }
+        self.finish_trace(Instant::now());
+        self.check_window(window)?;
+        Ok(gradients)
+    }
+
+    fn finish_trace(&mut self, end: Instant) {
+        self.current.end = self.clock.at(end);
+        self.last = std::mem::take(&mut self.current);
+        let (communication, overlapped) = self.last.communication();
+        self.totals.rounds += 1;
+        self.totals.communication += communication;
+        self.totals.overlapped += overlapped;
+        self.totals.bytes_per_round = self.last.buckets.iter().map(|b| b.bytes).sum();
+    }
+
+    /// Ranks whose windows differ all see it, or are told by one that does.
+    fn check_window(&self, reduced: Option<f64>) -> Result<()> {
+        let Some(reduced) = reduced else { return Ok(()) };
+        let mean = match self.op {
+            ReduceOp::Sum => reduced / self.group.world_size() as f64,
+            _ => reduced,
+        };
+        if (mean - f64::from(self.window_code())).abs() < 1e-3 {
+            return Ok(());
+        }
+        Err(ReducerError::UnequalWindows {
+            rank: self.rank(),
+            window: self.window,
+            mean,
+        })
+    }
+
+    /// New buckets in reverse order of first use, rank 0's order on every rank. Collective; between rounds.
+    pub(crate) fn rebuild(&mut self, first_use: &[usize]) -> Result<Vec<usize>> {
+        let mut order: Vec<u64> = first_use.iter().map(|&slot| slot as u64).collect();
+        self.group.broadcast(bytemuck::cast_slice_mut(&mut order), DType::U64, 0)?;
+        self.totals.collectives += 1;
+        let first_use: Vec<usize> = order.into_iter().map(|slot| slot as usize).collect();
+        let reversed: Vec<usize> = first_use.iter().rev().copied().collect();
+        if self.plans().ne(&assign(&self.layout, &reversed, self.caps)) {
+            self.make_buckets(&reversed)?;
+        }
+        Ok(first_use)
+    }
+
+    fn plans(&self) -> impl Iterator<Item = &BucketPlan> {
+        self.buckets.iter().flatten().map(|b| &b.plan)
+    }
+
+    fn check(&self, slot: usize, data: &TensorData) -> Result<()> {
+        let spec = &self.layout.params[slot];
+        let rank = self.rank();
+        if burn::tensor::DType::from(spec.dtype) != data.dtype() {
+            return Err(ReducerError::WrongType {
+                rank,
+                path: spec.path.clone(),
+                expected: spec.dtype,
+                actual: format!("{:?}", data.dtype()),
+            });
+        }
+        if data.as_bytes().len() != spec.bytes() {
+            return Err(ReducerError::WrongSize {
+                rank,
+                path: spec.path.clone(),
+                expected: spec.bytes(),
+                actual: data.as_bytes().len(),
+            });
+        }
+        Ok(())
+    }
+}

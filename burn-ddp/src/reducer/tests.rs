@@ -1,0 +1,203 @@
+//! The reducer over threads as ranks, without autodiff.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use super::*;
+use crate::group::thread::ThreadGroup;
+use burn::tensor::{bf16, f16};
+use std::thread;
+
+const CAPS: BucketCaps = BucketCaps { first: 4, rest: 8 };
+
+fn layout(shapes: &[(&str, usize, DType)]) -> Layout {
+    let spec = |&(path, n, dtype): &(&str, usize, DType)| ParamSpec {
+        path: path.into(),
+        shape: vec![n],
+        dtype,
+    };
+    Layout {
+        params: shapes.iter().map(spec).collect(),
+    }
+}
+
+/// Runs `rank` on every rank and returns what each gave, in rank order.
+fn ranks<T: Send>(world: usize, layout: &Layout, op: ReduceOp, body: impl Fn(usize, Reducer) -> T + Sync) -> Vec<T> {
+    let body = &body;
+    thread::scope(|scope| {
+        let run = |group: ThreadGroup| {
+            let layout = layout.clone();
+            scope.spawn(move || {
+                let rank = group.rank();
+                body(rank, Reducer::new(Arc::new(group), layout, CAPS, op).unwrap())
+            })
+        };
+        let handles: Vec<_> = ThreadGroup::new(world).into_iter().map(run).collect();
+        handles.into_iter().map(|h| h.join().unwrap()).collect()
+    })
+}
+
+fn data(values: &[f32]) -> TensorData {
+    TensorData::new(values.to_vec(), [values.len()])
+}
+
+fn values(data: &Option<TensorData>) -> Option<Vec<f32>> {
+    data.as_ref().map(|d| d.to_vec().unwrap())
+}
+
+/// One round in which this rank has `gradients` (slot, value of all its elements), in that order.
+fn round(reducer: &mut Reducer, gradients: &[(usize, f32)]) -> Vec<Option<Vec<f32>>> {
+    reducer.begin(1);
+    for &(slot, value) in gradients {
+        let n = reducer.layout.params[slot].elements();
+        reducer.pack(slot, data(&vec![value; n])).unwrap();
+    }
+    reducer.launch_rest().unwrap();
+    reducer.wait().unwrap().iter().map(values).collect()
+}
+
+#[test]
+fn ddp_22_ranks_that_finish_in_another_order_do_not_mix_gradients() {
+    // Two equal-shaped parameters, one bucket each; rank 0 has a first, rank 1 has b first.
+    let l = layout(&[("a", 2, DType::F32), ("b", 2, DType::F32)]);
+    let all = ranks(2, &l, ReduceOp::Mean, |rank, mut reducer| {
+        assert_eq!(reducer.totals().buckets, 2);
+        let order = if rank == 0 { [(0, 1.0), (1, 10.0)] } else { [(1, 10.0), (0, 1.0)] };
+        round(&mut reducer, &order)
+    });
+    for gradients in all {
+        assert_eq!(gradients, [Some(vec![1.0, 1.0]), Some(vec![10.0, 10.0])]);
+    }
+}
+
+#[test]
+fn ddp_02_unused_on_some_ranks_counts_as_zero_and_on_all_as_none() {
+    let l = layout(&[("trunk", 3, DType::F32), ("a", 1, DType::F32), ("b", 2, DType::F32), ("c", 1, DType::F32)]);
+    let all = ranks(3, &l, ReduceOp::Mean, |rank, mut reducer| {
+        let mut own = vec![(0, 3.0 * (rank + 1) as f32)];
+        if rank == 1 {
+            own.push((1, 9.0));
+        } else {
+            own.push((2, 3.0));
+        }
+        round(&mut reducer, &own)
+    });
+    for gradients in all {
+        assert_eq!(gradients, [Some(vec![6.0; 3]), Some(vec![3.0]), Some(vec![2.0; 2]), None]);
+    }
+}
+
+#[test]
+fn ddp_08_the_mean_is_the_default_and_the_sum_a_choice() {
+    let l = layout(&[("w", 1, DType::F32)]);
+    for (op, expected) in [(ReduceOp::Mean, 2.0), (ReduceOp::Sum, 6.0)] {
+        let all = ranks(3, &l, op, |rank, mut reducer| round(&mut reducer, &[(0, (rank + 1) as f32)]));
+        assert_eq!(all, vec![vec![Some(vec![expected])]; 3]);
+    }
+}
+
+#[test]
+fn halves_are_reduced_in_their_own_type() {
+    let l = layout(&[("h", 1, DType::F16), ("b", 1, DType::BF16), ("d", 1, DType::F64)]);
+    let all = ranks(4, &l, ReduceOp::Mean, |_, mut reducer| {
+        reducer.begin(1);
+        // The sum of four would be infinite in f16; the mean is not.
+        reducer.pack(0, TensorData::new(vec![f16::from_f32(30000.0)], [1])).unwrap();
+        reducer.pack(1, TensorData::new(vec![bf16::from_f32(0.5)], [1])).unwrap();
+        reducer.pack(2, TensorData::new(vec![1e300f64], [1])).unwrap();
+        reducer.launch_rest().unwrap();
+        reducer.wait().unwrap()
+    });
+    for gradients in all {
+        assert_eq!(gradients[0].as_ref().unwrap().to_vec::<f16>().unwrap(), [f16::from_f32(30000.0)]);
+        assert_eq!(gradients[1].as_ref().unwrap().to_vec::<bf16>().unwrap(), [bf16::from_f32(0.5)]);
+        assert_eq!(gradients[2].as_ref().unwrap().to_vec::<f64>().unwrap(), [1e300]);
+    }
+}
+
+#[test]
+fn buckets_are_launched_as_soon_as_they_and_those_before_them_are_full() {
+    let l = layout(&[("a", 1, DType::F32), ("b", 1, DType::F32), ("c", 1, DType::F32)]);
+    ranks(1, &l, ReduceOp::Mean, |_, mut reducer| {
+        // Reverse registration order: c alone (first cap 4 bytes), then b and a.
+        reducer.begin(1);
+        reducer.pack(1, data(&[1.0])).unwrap();
+        reducer.pack(0, data(&[1.0])).unwrap();
+        assert!(!reducer.has_launched(), "the second bucket waits for the first");
+        reducer.pack(2, data(&[1.0])).unwrap();
+        assert_eq!(reducer.current.buckets.len(), 2, "both went out without waiting for the closing");
+        reducer.launch_rest().unwrap();
+        reducer.wait().unwrap();
+    });
+}
+
+#[test]
+fn a_gradient_after_its_bucket_was_launched_names_the_parameter() {
+    let l = layout(&[("early", 1, DType::F32), ("other", 1, DType::F32)]);
+    ranks(1, &l, ReduceOp::Mean, |_, mut reducer| {
+        reducer.begin(1);
+        reducer.pack(1, data(&[1.0])).unwrap();
+        let error = reducer.pack(1, data(&[1.0])).unwrap_err();
+        assert!(matches!(&error, ReducerError::LateGradient { path, .. } if path == "other"), "{error}");
+    });
+}
+
+#[test]
+fn wrong_type_and_size_name_the_parameter() {
+    let l = layout(&[("w", 2, DType::F32)]);
+    ranks(1, &l, ReduceOp::Mean, |_, mut reducer| {
+        reducer.begin(1);
+        let error = reducer.pack(0, TensorData::new(vec![1.0f64; 2], [2])).unwrap_err();
+        assert!(error.to_string().contains("the gradient of `w` is F64, the parameter was f32"), "{error}");
+        let error = reducer.pack(0, data(&[1.0])).unwrap_err();
+        assert!(error.to_string().contains("has 4 bytes, the parameter had 8"), "{error}");
+    });
+}
+
+#[test]
+fn ddp_04_windows_of_different_length_are_an_error() {
+    let l = layout(&[("w", 1, DType::F32)]);
+    for op in [ReduceOp::Mean, ReduceOp::Sum] {
+        let all = ranks(2, &l, op, |rank, mut reducer| {
+            reducer.begin(if rank == 0 { 3 } else { 4 });
+            reducer.pack(0, data(&[1.0])).unwrap();
+            reducer.launch_rest().unwrap();
+            reducer.wait().unwrap_err().to_string()
+        });
+        for error in all {
+            assert!(error.contains("the mean over all ranks is 3.5"), "{error}");
+        }
+    }
+}
+
+#[test]
+fn ddp_22_the_order_of_rank_0_decides_the_new_buckets() {
+    let l = layout(&[("a", 1, DType::F32), ("b", 1, DType::F32), ("c", 1, DType::F32)]);
+    let all = ranks(2, &l, ReduceOp::Mean, |rank, mut reducer| {
+        round(&mut reducer, &[(0, 1.0), (1, 1.0), (2, 1.0)]);
+        let order = reducer.rebuild(if rank == 0 { &[1, 2, 0] } else { &[0, 1, 2] }).unwrap();
+        let slots = |b: &BucketPlan| b.placements.iter().map(|p| p.slot).collect::<Vec<_>>();
+        let buckets: Vec<_> = reducer.plans().map(slots).collect();
+        (order, buckets, round(&mut reducer, &[(0, 1.0), (1, 2.0), (2, 4.0)]))
+    });
+    for (order, buckets, gradients) in all {
+        assert_eq!(order, [1, 2, 0]);
+        assert_eq!(buckets, [vec![0], vec![2, 1]], "reverse order of first use");
+        assert_eq!(gradients, [Some(vec![1.0]), Some(vec![2.0]), Some(vec![4.0])]);
+    }
+}
+
+#[test]
+fn ddp_38_gradients_that_were_handed_out_are_not_overwritten() {
+    let l = layout(&[("w", 2, DType::F32)]);
+    ranks(2, &l, ReduceOp::Mean, |rank, mut reducer| {
+        let mut kept = Vec::new();
+        for step in 0..3 {
+            reducer.begin(1);
+            reducer.pack(0, data(&[(step * 2 + rank) as f32; 2])).unwrap();
+            reducer.launch_rest().unwrap();
+            kept.push(reducer.wait().unwrap().remove(0));
+        }
+        let kept: Vec<_> = kept.iter().map(values).collect();
+        assert_eq!(kept, [Some(vec![0.5; 2]), Some(vec![2.5; 2]), Some(vec![4.5; 2])]);
+    });
+}

@@ -1,0 +1,217 @@
+//! When a parameter's gradient is complete: as many uses have fired as will fire.
+
+/// One use of a parameter in forward.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Use {
+    pub(crate) slot: usize,
+    /// Position among the uses of the slot since the last round was closed.
+    index: usize,
+    /// The round that was next when the use was made.
+    round: u64,
+}
+
+/// What one use firing means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fired {
+    /// More contributions are expected.
+    Partial,
+    /// This was the last expected contribution: the gradient can be packed.
+    Complete,
+    /// The gradient had been complete before this contribution came.
+    Late,
+}
+
+#[derive(Clone, Debug, Default)]
+struct SlotUses {
+    created: usize,
+    /// Which uses of this round have fired.
+    fired: Vec<usize>,
+    /// A use from before the last closing fired: what will still come is unknown.
+    stale: bool,
+    complete: bool,
+    /// (created, fired) of the last round in which this slot was used.
+    last: Option<(usize, Vec<usize>)>,
+}
+
+impl SlotUses {
+    /// All expected uses have fired.
+    ///
+    /// Not every use reaches the loss (a shape query, a head that is not used): a round with as
+    /// many uses as the one before is expected to fire the same ones. Without that history every
+    /// use is expected, and one that never fires leaves the slot to the closing of the round.
+    fn all_expected_fired(&self) -> bool {
+        if self.stale {
+            return false;
+        }
+        match &self.last {
+            Some((created, fired)) if *created == self.created && !fired.is_empty() => {
+                fired.iter().all(|use_| self.fired.contains(use_))
+            }
+            _ => self.fired.len() == self.created,
+        }
+    }
+}
+
+/// Counts uses over one round: from the closing of one synchronised or accumulating backward to
+/// the closing of the next.
+#[derive(Debug)]
+pub(crate) struct UseCounter {
+    slots: Vec<SlotUses>,
+    round: u64,
+    /// Slots in the order of their first use, as far as known.
+    first_use: Vec<usize>,
+    learn: bool,
+}
+
+impl UseCounter {
+    /// `learn`: expect the uses that fired in the round before (see the module's text); otherwise
+    /// every use is waited for.
+    pub(crate) fn new(slots: usize, learn: bool) -> Self {
+        Self {
+            slots: vec![SlotUses::default(); slots],
+            round: 0,
+            first_use: Vec::new(),
+            learn,
+        }
+    }
+
+    /// A forward pass takes the parameter of `slot`.
+    pub(crate) fn used(&mut self, slot: usize) -> Use {
+        let state = &mut self.slots[slot];
+        if self.round == 0 && state.created == 0 {
+            self.first_use.push(slot);
+        }
+        let index = state.created;
+        state.created += 1;
+        Use {
+            slot,
+            index,
+            round: self.round,
+        }
+    }
+
+    /// The gradient of one use is there.
+    pub(crate) fn fired(&mut self, use_: Use) -> Fired {
+        let state = &mut self.slots[use_.slot];
+        if use_.round == self.round {
+            state.fired.push(use_.index);
+        } else {
+            state.stale = true;
+        }
+        if state.complete {
+            return Fired::Late;
+        }
+        state.complete = state.all_expected_fired();
+        if state.complete {
+            Fired::Complete
+        } else {
+            Fired::Partial
+        }
+    }
+
+    /// Ends the round.
+    pub(crate) fn close(&mut self) {
+        for state in &mut self.slots {
+            if self.learn && state.created > 0 && !state.stale {
+                state.fired.sort_unstable();
+                state.last = Some((state.created, std::mem::take(&mut state.fired)));
+            } else {
+                state.last = None;
+            }
+            state.created = 0;
+            state.fired.clear();
+            state.stale = false;
+            state.complete = false;
+        }
+        self.round += 1;
+    }
+
+    /// Every slot in the order of first use in the first round; those not used follow in registration order.
+    pub(crate) fn first_use_order(&self) -> Vec<usize> {
+        let mut seen = vec![false; self.slots.len()];
+        for &slot in &self.first_use {
+            seen[slot] = true;
+        }
+        let mut order = self.first_use.clone();
+        order.extend((0..self.slots.len()).filter(|&slot| !seen[slot]));
+        order
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_use_is_complete_when_it_fires() {
+        let mut c = UseCounter::new(1, true);
+        let u = c.used(0);
+        assert_eq!(c.fired(u), Fired::Complete);
+    }
+
+    #[test]
+    fn several_uses_are_complete_with_the_last_one() {
+        let mut c = UseCounter::new(1, true);
+        let (a, b, d) = (c.used(0), c.used(0), c.used(0));
+        assert_eq!(c.fired(d), Fired::Partial);
+        assert_eq!(c.fired(b), Fired::Partial);
+        assert_eq!(c.fired(a), Fired::Complete);
+    }
+
+    #[test]
+    fn a_use_that_never_fires_costs_the_overlap_of_one_round_only() {
+        let mut c = UseCounter::new(1, true);
+        let _shape_query = c.used(0);
+        let real = c.used(0);
+        assert_eq!(c.fired(real), Fired::Partial);
+        c.close();
+        let _shape_query = c.used(0);
+        let real = c.used(0);
+        assert_eq!(c.fired(real), Fired::Complete);
+    }
+
+    #[test]
+    fn a_contribution_beyond_the_expected_ones_is_late() {
+        let mut c = UseCounter::new(1, true);
+        let (_a, b) = (c.used(0), c.used(0));
+        c.fired(b);
+        c.close();
+        let (a, b) = (c.used(0), c.used(0));
+        assert_eq!(c.fired(b), Fired::Complete);
+        assert_eq!(c.fired(a), Fired::Late);
+    }
+
+    #[test]
+    fn without_learning_every_use_is_waited_for() {
+        let mut c = UseCounter::new(1, false);
+        let (_a, b) = (c.used(0), c.used(0));
+        c.fired(b);
+        c.close();
+        let (_a, b) = (c.used(0), c.used(0));
+        assert_eq!(c.fired(b), Fired::Partial);
+    }
+
+    #[test]
+    fn a_use_from_before_the_last_closing_waits_for_the_next_closing() {
+        let mut c = UseCounter::new(1, true);
+        let (a, b) = (c.used(0), c.used(0));
+        assert_eq!(c.fired(a), Fired::Partial);
+        c.close();
+        assert_eq!(c.fired(b), Fired::Partial);
+        c.close();
+        // The pattern of the interrupted rounds is not learned from.
+        let u = c.used(0);
+        assert_eq!(c.fired(u), Fired::Complete);
+    }
+
+    #[test]
+    fn the_first_round_fixes_the_order() {
+        let mut c = UseCounter::new(4, true);
+        for slot in [2, 0, 2] {
+            c.used(slot);
+        }
+        c.close();
+        c.used(1);
+        assert_eq!(c.first_use_order(), [2, 0, 1, 3]);
+    }
+}

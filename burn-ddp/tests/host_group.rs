@@ -190,6 +190,8 @@ fn rank_process() {
                 }
                 other => panic!("no scenario {other}"),
             }
+            // A signal may reach another thread first; this one must not take part in the step meanwhile.
+            thread::sleep(LIMIT);
         }
         let mut data = [(rank + 1) as f32; 5000];
         match group.all_reduce(

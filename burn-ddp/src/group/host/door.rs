@@ -120,9 +120,9 @@ impl<T: Send + 'static> Door<T> {
         }
     }
 
-    /// The greetings that have ended.
-    pub(super) fn visits(&self) -> impl Iterator<Item = Visit<T>> {
-        self.visits.try_iter()
+    /// A greeting that has ended and was not looked at yet.
+    pub(super) fn visit(&self) -> Option<Visit<T>> {
+        self.visits.try_recv().ok()
     }
 }
 

@@ -176,7 +176,7 @@ impl Monitor {
     fn answer_door(&mut self) {
         let Some(door) = &self.door else { return };
         door.accept();
-        for visit in door.visits() {
+        while let Some(visit) = door.visit() {
             if let Visit::TurnedAway { from, why } = visit {
                 tracing::warn!("rank 0 turned away {from}: {why}");
             }

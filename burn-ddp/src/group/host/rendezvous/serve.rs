@@ -168,8 +168,8 @@ impl Server {
                 tracing::warn!("rank 0 still waits for rank(s) {:?}", self.missing());
             }
             self.wait(waker, deadline)?;
-            let visits: Vec<_> = self.door.visits().collect();
-            for visit in visits {
+            // One by one: should this one end the rendezvous, the others are still there to be told.
+            while let Some(visit) = self.door.visit() {
                 self.visit(visit, waker)?;
             }
         }
@@ -271,16 +271,20 @@ impl Server {
         let answer = Answer::Inconsistent {
             reason: reason.clone(),
         };
-        self.answer(&last, &answer);
-        for guest in std::mem::take(&mut self.guests).into_values() {
-            self.answer(&guest, &answer);
+        let mut told = 0;
+        for guest in std::iter::once(last).chain(std::mem::take(&mut self.guests).into_values()) {
+            told += usize::from(self.answer(&guest, &answer));
         }
         let deadline = Instant::now() + FAREWELL;
-        while Instant::now() < deadline && self.wait(waker, deadline).is_ok() {
-            for visit in self.door.visits() {
+        loop {
+            while let Some(visit) = self.door.visit() {
                 if let Visit::Admitted(guest) = visit {
-                    self.answer(&guest, &answer);
+                    told += usize::from(self.answer(&guest, &answer));
                 }
+            }
+            let all_told = told + 1 >= self.us.world_size;
+            if all_told || Instant::now() >= deadline || self.wait(waker, deadline).is_err() {
+                break;
             }
         }
         RendezvousError::Inconsistent { rank: 0, reason }

@@ -166,7 +166,7 @@ fn answer(
     let start = Instant::now();
     let operation = || "connecting the ranks of a group".to_owned();
     loop {
-        for visit in door.visits() {
+        while let Some(visit) = door.visit() {
             match visit {
                 Visit::Admitted((peer, stream)) if peer > rank && peer < streams.len() => {
                     streams[peer] = Some(stream)

@@ -4,7 +4,7 @@ use burn_ddp::group::{DType, ProcessGroup, ReduceOp, Result};
 use std::time::{Duration, Instant};
 
 /// Whose memory is reduced.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Buffer {
     /// Memory of the caller, in place.

@@ -1,1 +1,3 @@
-//! Placeholder.
+//! What the benchmark programs measure with.
+
+pub mod all_reduce;

@@ -96,7 +96,11 @@ impl Ddp {
     /// # Errors
     ///
     /// [`Error::Group`] when the peers do not make the same call.
-    pub fn from_group(group: Arc<dyn ProcessGroup>, local_rank: usize, local_world_size: usize) -> Result<Self, Error> {
+    pub fn from_group(
+        group: Arc<dyn ProcessGroup>,
+        local_rank: usize,
+        local_world_size: usize,
+    ) -> Result<Self, Error> {
         let user = group.new_group()?;
         Ok(Self {
             inner: Arc::new(Inner {
@@ -249,7 +253,10 @@ impl Ddp {
     ///
     /// [`Error::Group`].
     pub fn all_reduce(&self, values: &mut [f64], op: ReduceOp) -> Result<(), Error> {
-        Ok(self.inner.user.all_reduce(bytemuck::cast_slice_mut(values), DType::F64, op)?)
+        Ok(self
+            .inner
+            .user
+            .all_reduce(bytemuck::cast_slice_mut(values), DType::F64, op)?)
     }
 
     /// The sum of `value` over ranks. Collective.
@@ -298,7 +305,11 @@ impl Ddp {
     ///
     /// [`Error::Group`]; [`Error::Encoding`] when the value cannot be serialised.
     pub fn broadcast<T: Serialize + DeserializeOwned>(&self, value: T) -> Result<T, Error> {
-        let mut bytes = if self.is_main() { self.encode("broadcast", &value)? } else { Vec::new() };
+        let mut bytes = if self.is_main() {
+            self.encode("broadcast", &value)?
+        } else {
+            Vec::new()
+        };
         objects::broadcast(&*self.inner.user, &mut bytes, 0)?;
         self.decode("broadcast", &bytes)
     }
@@ -311,7 +322,9 @@ impl Ddp {
     pub fn all_gather<T: Serialize + DeserializeOwned>(&self, value: &T) -> Result<Vec<T>, Error> {
         let bytes = self.encode("all_gather", value)?;
         let all = objects::gather(&*self.inner.user, &bytes)?;
-        all.iter().map(|bytes| self.decode("all_gather", bytes)).collect()
+        all.iter()
+            .map(|bytes| self.decode("all_gather", bytes))
+            .collect()
     }
 
     /// Returns when every rank has called it. Collective.
@@ -328,8 +341,15 @@ impl Ddp {
     /// # Errors
     ///
     /// [`Error::OnMain`] with the text of rank 0's error; [`Error::Group`].
-    pub fn save_on_main<E: Display>(&self, save: impl FnOnce() -> Result<(), E>) -> Result<(), Error> {
-        let outcome = if self.is_main() { save().map_err(|e| e.to_string()) } else { Ok(()) };
+    pub fn save_on_main<E: Display>(
+        &self,
+        save: impl FnOnce() -> Result<(), E>,
+    ) -> Result<(), Error> {
+        let outcome = if self.is_main() {
+            save().map_err(|e| e.to_string())
+        } else {
+            Ok(())
+        };
         self.broadcast(outcome)?.map_err(|cause| Error::OnMain {
             rank: self.rank(),
             operation: "save".into(),
@@ -399,7 +419,12 @@ impl Ddp {
 
     /// The timeline of the last synchronised backward pass of each wrapped model, in the order of `wrap`; local. Empty in a world of one.
     pub fn traces(&self) -> Vec<RoundTrace> {
-        self.inner.sessions.live().iter().filter_map(|s| s.trace()).collect()
+        self.inner
+            .sessions
+            .live()
+            .iter()
+            .filter_map(|s| s.trace())
+            .collect()
     }
 
     fn encode<T: Serialize>(&self, operation: &str, value: &T) -> Result<Vec<u8>, Error> {

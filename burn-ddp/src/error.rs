@@ -80,7 +80,9 @@ pub enum Error {
         rank: usize,
     },
     /// A parameter's element type has no place in a bucket.
-    #[error("rank {rank}: `{path}` has element type {dtype}, gradients can be f32, f64, f16 or bf16: cast the parameter or freeze it")]
+    #[error(
+        "rank {rank}: `{path}` has element type {dtype}, gradients can be f32, f64, f16 or bf16: cast the parameter or freeze it"
+    )]
     UnsupportedType {
         /// The rank that reports.
         rank: usize,

@@ -47,7 +47,9 @@ impl Reader {
         if self.path.last().is_some_and(|name| name == HOOK) {
             return;
         }
-        let Ok(entries) = &mut self.entries else { return };
+        let Ok(entries) = &mut self.entries else {
+            return;
+        };
         let path = self.path.join(".");
         match data() {
             Ok(data) => entries.push(Entry {
@@ -74,15 +76,21 @@ impl ModuleVisitor for Reader {
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let trainable = param.is_require_grad();
-        self.read(trainable, || param.base().try_into_data().map_err(|e| e.to_string()));
+        self.read(trainable, || {
+            param.base().try_into_data().map_err(|e| e.to_string())
+        });
     }
 
     fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
-        self.read(false, || param.base().try_into_data().map_err(|e| e.to_string()));
+        self.read(false, || {
+            param.base().try_into_data().map_err(|e| e.to_string())
+        });
     }
 
     fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<D, Bool>>) {
-        self.read(false, || param.base().try_into_data().map_err(|e| e.to_string()));
+        self.read(false, || {
+            param.base().try_into_data().map_err(|e| e.to_string())
+        });
     }
 }
 
@@ -99,25 +107,38 @@ impl Writer {
 
 impl ModuleMapper for Writer {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let Some(data) = self.next() else { return param };
+        let Some(data) = self.next() else {
+            return param;
+        };
         param.map(|old| {
             let (device, dtype): (Device, _) = (old.device(), data.dtype());
             let new = Tensor::<D>::from_data(data, (&device, dtype));
             // On a device without autodiff there is nothing to set.
-            if old.is_require_grad() { new.require_grad() } else { new }
+            if old.is_require_grad() {
+                new.require_grad()
+            } else {
+                new
+            }
         })
     }
 
     fn map_int<const D: usize>(&mut self, param: Param<Tensor<D, Int>>) -> Param<Tensor<D, Int>> {
-        let Some(data) = self.next() else { return param };
+        let Some(data) = self.next() else {
+            return param;
+        };
         param.map(|old| {
             let dtype = data.dtype();
             Tensor::from_data(data, (&old.device(), dtype))
         })
     }
 
-    fn map_bool<const D: usize>(&mut self, param: Param<Tensor<D, Bool>>) -> Param<Tensor<D, Bool>> {
-        let Some(data) = self.next() else { return param };
+    fn map_bool<const D: usize>(
+        &mut self,
+        param: Param<Tensor<D, Bool>>,
+    ) -> Param<Tensor<D, Bool>> {
+        let Some(data) = self.next() else {
+            return param;
+        };
         param.map(|old| Tensor::from_data(data, &old.device()))
     }
 }
@@ -158,7 +179,10 @@ pub(crate) fn broadcast<M: Module>(model: M, group: &dyn ProcessGroup) -> Result
     if rank == 0 {
         return Ok(model);
     }
-    Ok(write(model, entries.into_iter().map(|e| Some(e.data)).collect()))
+    Ok(write(
+        model,
+        entries.into_iter().map(|e| Some(e.data)).collect(),
+    ))
 }
 
 fn overwrite(data: &mut TensorData, bytes: &[u8]) {
@@ -172,17 +196,28 @@ fn overwrite(data: &mut TensorData, bytes: &[u8]) {
 /// Compares path, shape and element type of all entries over the ranks.
 fn agree_on_entries(entries: &[Entry], group: &dyn ProcessGroup) -> Result<(), Error> {
     let rank = group.rank();
-    let describe = |e: &Entry| format!("`{}` {:?} {:?}", e.path, e.data.shape().as_slice(), e.data.dtype());
+    let describe = |e: &Entry| {
+        format!(
+            "`{}` {:?} {:?}",
+            e.path,
+            e.data.shape().as_slice(),
+            e.data.dtype()
+        )
+    };
     let ours: Vec<String> = entries.iter().map(describe).collect();
     let text = ours.join("\n");
-    for (peer, theirs) in objects::gather(group, text.as_bytes())?.into_iter().enumerate() {
+    for (peer, theirs) in objects::gather(group, text.as_bytes())?
+        .into_iter()
+        .enumerate()
+    {
         if theirs == text.as_bytes() {
             continue;
         }
         let theirs = String::from_utf8_lossy(&theirs).into_owned();
         let theirs: Vec<&str> = theirs.lines().collect();
         let absent = "nothing (the model ends here)";
-        let index = (0..ours.len().max(theirs.len())).find(|&i| ours.get(i).map(String::as_str) != theirs.get(i).copied());
+        let index = (0..ours.len().max(theirs.len()))
+            .find(|&i| ours.get(i).map(String::as_str) != theirs.get(i).copied());
         let index = index.unwrap_or(0);
         return Err(Error::ModelMismatch {
             rank,
@@ -200,7 +235,12 @@ fn hashes<M: Module>(model: &M, rank: usize) -> Result<Vec<(String, [u8; 32])>, 
     let _ = model.valid();
     let hash = |e: Entry| {
         let mut hasher = Sha256::new();
-        hasher.update(format!("{} {:?} {:?}", e.path, e.data.shape().as_slice(), e.data.dtype()));
+        hasher.update(format!(
+            "{} {:?} {:?}",
+            e.path,
+            e.data.shape().as_slice(),
+            e.data.dtype()
+        ));
         hasher.update(e.data.as_bytes());
         (e.path, hasher.finalize().into())
     };
@@ -213,7 +253,11 @@ pub(crate) fn hash<M: Module>(model: &M, rank: usize) -> Result<String, Error> {
     for (_, hash) in hashes(model, rank)? {
         all.update(hash);
     }
-    Ok(all.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+    Ok(all
+        .finalize()
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect())
 }
 
 /// `Ok` when all ranks hold the same bits, else the first parameter that differs from rank 0's; collective.
@@ -224,7 +268,9 @@ pub(crate) fn check<M: Module>(model: &M, group: &dyn ProcessGroup) -> Result<()
     let all = objects::gather(group, &flat)?;
     let first = (0..ours.len()).find_map(|i| {
         let at = |peer: usize| all[peer].get(i * 32..(i + 1) * 32);
-        (1..all.len()).find(|&peer| at(peer) != at(0)).map(|peer| (i, peer))
+        (1..all.len())
+            .find(|&peer| at(peer) != at(0))
+            .map(|peer| (i, peer))
     });
     match first {
         None => Ok(()),

@@ -39,7 +39,12 @@ pub(crate) fn wrap<M: Module>(model: M, context: &WrapContext<'_>) -> Result<M, 
     let reducer = if group.world_size() > 1 {
         let config = &context.config;
         let domain = group.new_group()?;
-        Some(Reducer::new(domain, survey.layout.clone(), config.caps, config.reduction.into())?)
+        Some(Reducer::new(
+            domain,
+            survey.layout.clone(),
+            config.caps,
+            config.reduction.into(),
+        )?)
     } else {
         None
     };
@@ -187,11 +192,19 @@ fn agree(group: &dyn ProcessGroup, layout: &Layout, config: &WrapConfig) -> Resu
         let layouts = ours.layout.first_difference(&theirs.layout);
         let (what, ours, theirs) = match layouts {
             Some((ours, theirs)) => ("a parameter", ours, theirs),
-            None if ours.options != theirs.options => ("the wrap options", ours.options, theirs.options),
+            None if ours.options != theirs.options => {
+                ("the wrap options", ours.options, theirs.options)
+            }
             None => ("the version of burn-ddp", ours.version, theirs.version),
         };
         let what = what.to_string();
-        return Err(Error::ModelMismatch { rank, peer, what, ours, theirs });
+        return Err(Error::ModelMismatch {
+            rank,
+            peer,
+            what,
+            ours,
+            theirs,
+        });
     }
     Ok(())
 }
@@ -223,7 +236,11 @@ impl Reparameterizer for &mut Attach {
             occurrence,
         };
         let id = self.session.id(occurrence);
-        let param = if param.id == id { param } else { own_identity(param, id) };
+        let param = if param.id == id {
+            param
+        } else {
+            own_identity(param, id)
+        };
         (param, Some(hook))
     }
 }

@@ -1,7 +1,10 @@
 //! The reparameterization that every trainable parameter of a wrapped model carries.
 
 use super::{ladder::Ladder, ops, session::Session};
-use burn::module::{Content, Devices, Module, ModuleDisplay, ModuleDisplayDefault, ModuleMapper, ModuleVisitor, Reparameterization};
+use burn::module::{
+    Content, Devices, Module, ModuleDisplay, ModuleDisplayDefault, ModuleMapper, ModuleVisitor,
+    Reparameterization,
+};
 use burn::tensor::{Device, Tensor};
 use std::sync::Arc;
 

@@ -87,7 +87,10 @@ impl<B: Backend> Backward<B, 2> for Ready {
 impl<B: Backend + DdpOps, C: CheckpointStrategy> DdpOps for Autodiff<B, C> {
     fn ddp_lift(x: FloatTensor<Self>) -> FloatTensor<Self> {
         let (value, node) = x.into_parts();
-        match Backward::<B, 1>::prepare::<C>(Lift, [node]).compute_bound().stateful() {
+        match Backward::<B, 1>::prepare::<C>(Lift, [node])
+            .compute_bound()
+            .stateful()
+        {
             OpsKind::Tracked(ops) => ops.finish((), value),
             OpsKind::UnTracked(ops) => ops.finish(value),
         }
@@ -101,7 +104,10 @@ impl<B: Backend + DdpOps, C: CheckpointStrategy> DdpOps for Autodiff<B, C> {
 
     fn ddp_return(x: FloatTensor<Self>, tap: Tap) -> FloatTensor<Self> {
         let (value, node) = x.into_parts();
-        match Backward::<B, 1>::prepare::<C>(Return, [node]).compute_bound().stateful() {
+        match Backward::<B, 1>::prepare::<C>(Return, [node])
+            .compute_bound()
+            .stateful()
+        {
             OpsKind::Tracked(ops) => ops.finish(tap, value),
             OpsKind::UnTracked(ops) => ops.finish(value),
         }
@@ -110,7 +116,10 @@ impl<B: Backend + DdpOps, C: CheckpointStrategy> DdpOps for Autodiff<B, C> {
     fn ddp_ready(x: FloatTensor<Self>, rung: FloatTensor<Self>, tap: Tap) -> FloatTensor<Self> {
         let (value, node) = x.into_parts();
         let (_, rung) = rung.into_parts();
-        match Backward::<B, 2>::prepare::<C>(Ready, [node, rung]).compute_bound().stateful() {
+        match Backward::<B, 2>::prepare::<C>(Ready, [node, rung])
+            .compute_bound()
+            .stateful()
+        {
             OpsKind::Tracked(ops) => ops.finish(tap, value),
             OpsKind::UnTracked(ops) => ops.finish(value),
         }
@@ -132,5 +141,9 @@ pub(super) fn node<const D: usize>(x: &Tensor<D>) -> Option<NodeId> {
 /// Records the two steps of one use of a leaf and returns the value to compute with.
 pub(super) fn tap<const D: usize>(leaf: Tensor<D>, rung: Tensor<1>, tap: Tap) -> Tensor<D> {
     let x = <Dispatch as DdpOps>::ddp_return(leaf.into_dispatch(), tap.clone());
-    Tensor::from_dispatch(<Dispatch as DdpOps>::ddp_ready(x, rung.into_dispatch(), tap))
+    Tensor::from_dispatch(<Dispatch as DdpOps>::ddp_ready(
+        x,
+        rung.into_dispatch(),
+        tap,
+    ))
 }

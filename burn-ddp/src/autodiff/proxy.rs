@@ -2,10 +2,16 @@
 
 use super::ops;
 use burn::backend::autodiff::NodeId;
-use burn::module::{Module, ModuleVisitor, Param, ParamId, Reparameterization, Reparameterizer};
 use burn::module::{Content, Devices, ModuleDisplay, ModuleDisplayDefault, ModuleMapper};
+use burn::module::{Module, ModuleVisitor, Param, ParamId, Reparameterization, Reparameterizer};
 use burn::tensor::{Device, Tensor};
-use std::{any::Any, sync::{Arc, atomic::{AtomicBool, Ordering}}};
+use std::{
+    any::Any,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
 
 /// A tiny tensor that requires gradients and carries the id of a parameter, so that whoever collects
 /// gradients by visiting parameters collects the one registered at [`node`](Self::node) for that parameter.
@@ -122,7 +128,11 @@ struct Attach(TakenMark);
 impl Reparameterizer for Attach {
     type Reparam = TakenMark;
 
-    fn reparameterize<const D: usize>(&mut self, _: &str, param: Param<Tensor<D>>) -> (Param<Tensor<D>>, Option<TakenMark>) {
+    fn reparameterize<const D: usize>(
+        &mut self,
+        _: &str,
+        param: Param<Tensor<D>>,
+    ) -> (Param<Tensor<D>>, Option<TakenMark>) {
         (param, Some(self.0.clone()))
     }
 }

@@ -8,7 +8,11 @@ use crate::{
     error::BackwardPanic,
     reducer::{Fired, Layout, Reducer, ReducerError, RoundTrace, Totals, Use, UseCounter},
 };
-use burn::backend::{Backend, autodiff::{NodeId, grads::Gradients}, tensor::FloatTensor};
+use burn::backend::{
+    Backend,
+    autodiff::{NodeId, grads::Gradients},
+    tensor::FloatTensor,
+};
 use burn::module::ParamId;
 use std::{
     any::Any,
@@ -167,7 +171,10 @@ impl Session {
     }
 
     pub(crate) fn totals(&self) -> Totals {
-        self.reducer.as_ref().map(|r| lock(r).totals()).unwrap_or_default()
+        self.reducer
+            .as_ref()
+            .map(|r| lock(r).totals())
+            .unwrap_or_default()
     }
 
     pub(crate) fn trace(&self) -> Option<RoundTrace> {
@@ -201,12 +208,16 @@ impl Session {
 
     /// A traversal of the model met the hook of this occurrence.
     pub(super) fn saw_hook(&self, occurrence: usize) {
-        self.occurrences[occurrence].seen.store(true, Ordering::Relaxed);
+        self.occurrences[occurrence]
+            .seen
+            .store(true, Ordering::Relaxed);
     }
 
     /// The first occurrence whose hook no traversal has met.
     pub(super) fn first_unseen(&self) -> Option<usize> {
-        self.occurrences.iter().position(|o| !o.seen.load(Ordering::Relaxed))
+        self.occurrences
+            .iter()
+            .position(|o| !o.seen.load(Ordering::Relaxed))
     }
 
     pub(super) fn pending_proxy(&self, occurrence: usize) -> Option<&Proxy> {
@@ -248,7 +259,10 @@ impl Session {
         let sync = self.open::<B>(state, tap.occurrence);
         let slot = tap.use_.slot;
         let fired = state.uses.fired(tap.use_);
-        state.store.add::<B>(slot, gradient).map_err(|e| self.changed(slot, e))?;
+        state
+            .store
+            .add::<B>(slot, gradient)
+            .map_err(|e| self.changed(slot, e))?;
         let Some(reducer) = self.reducer.as_ref().filter(|_| sync) else {
             return Ok(());
         };
@@ -281,9 +295,19 @@ impl Session {
         sync
     }
 
-    fn pack<B: Backend>(&self, state: &mut State, reducer: &mut Reducer, slot: usize) -> Result<()> {
-        let gradient = state.store.take::<B>(slot).map_err(|e| self.changed(slot, e))?;
-        let Some(gradient) = gradient else { return Ok(()) };
+    fn pack<B: Backend>(
+        &self,
+        state: &mut State,
+        reducer: &mut Reducer,
+        slot: usize,
+    ) -> Result<()> {
+        let gradient = state
+            .store
+            .take::<B>(slot)
+            .map_err(|e| self.changed(slot, e))?;
+        let Some(gradient) = gradient else {
+            return Ok(());
+        };
         let data = burn::tensor::try_read_sync(B::float_into_data(gradient));
         let data = data.ok_or("the device cannot be read synchronously".to_string());
         let data = data.and_then(|d| d.map_err(|e| e.to_string()));
@@ -299,13 +323,20 @@ impl Session {
     fn flush<B: Backend>(&self) -> Result<()> {
         let mut state = lock(&self.state);
         let state = &mut *state;
-        let Round::Open { sync: true, flushed, .. } = &mut state.round else {
+        let Round::Open {
+            sync: true,
+            flushed,
+            ..
+        } = &mut state.round
+        else {
             return Ok(());
         };
         if std::mem::replace(flushed, true) {
             return Ok(());
         }
-        let Some(reducer) = &self.reducer else { return Ok(()) };
+        let Some(reducer) = &self.reducer else {
+            return Ok(());
+        };
         let mut reducer = lock(reducer);
         for slot in 0..self.layout.len() {
             self.pack::<B>(state, &mut reducer, slot)?;
@@ -316,13 +347,20 @@ impl Session {
     /// What `flush` to call when `thread` closes a pass, if it opened a round here.
     fn open_flush(&self, thread: ThreadId) -> Option<Flush> {
         match &lock(&self.state).round {
-            Round::Open { thread: t, flush, .. } if *t == thread => Some(*flush),
+            Round::Open {
+                thread: t, flush, ..
+            } if *t == thread => Some(*flush),
             _ => None,
         }
     }
 
     /// A return step: gives the reduced gradient to its leaf. The first one closes the round.
-    fn give_back<B: Backend>(&self, occurrence: usize, leaf: NodeId, grads: &mut Gradients) -> Result<()> {
+    fn give_back<B: Backend>(
+        &self,
+        occurrence: usize,
+        leaf: NodeId,
+        grads: &mut Gradients,
+    ) -> Result<()> {
         let thread = thread::current().id();
         if self.open_flush(thread).is_some() {
             for session in self.sessions.live() {
@@ -351,7 +389,11 @@ impl Session {
                 return Ok(());
             }
         };
-        let mut gradients = if sync { self.reduced::<B>(state)? } else { Vec::new() };
+        let mut gradients = if sync {
+            self.reduced::<B>(state)?
+        } else {
+            Vec::new()
+        };
         if sync {
             state.accumulated = 0;
         } else {
@@ -373,7 +415,12 @@ impl Session {
         let erase = |gradient: FloatTensor<B>| -> Box<dyn Any + Send> { Box::new(gradient) };
         let Some(reducer) = &self.reducer else {
             let slots = 0..self.layout.len();
-            let take = |slot| state.store.take::<B>(slot).map_err(|e| self.changed(slot, e));
+            let take = |slot| {
+                state
+                    .store
+                    .take::<B>(slot)
+                    .map_err(|e| self.changed(slot, e))
+            };
             return slots.map(take).map(|g| Ok(g?.map(erase))).collect();
         };
         let data = lock(reducer).wait()?;
@@ -391,20 +438,37 @@ impl Session {
         gradients: &mut [Option<Box<dyn Any + Send>>],
         grads: &mut Gradients,
     ) {
-        for (occurrence, _) in self.occurrences.iter().zip(fired).filter(|(_, fired)| !**fired) {
-            let gradient = hand_out::<B>(&mut gradients[occurrence.slot], self.fields[occurrence.slot]);
+        for (occurrence, _) in self
+            .occurrences
+            .iter()
+            .zip(fired)
+            .filter(|(_, fired)| !**fired)
+        {
+            let gradient = hand_out::<B>(
+                &mut gradients[occurrence.slot],
+                self.fields[occurrence.slot],
+            );
             occurrence.proxy.set_pending(gradient.is_some());
             if let Some(gradient) = gradient {
                 grads.register::<B>(occurrence.proxy.node(), gradient);
             }
         }
-        for (occurrence, _) in self.occurrences.iter().zip(fired).filter(|(_, fired)| **fired) {
+        for (occurrence, _) in self
+            .occurrences
+            .iter()
+            .zip(fired)
+            .filter(|(_, fired)| **fired)
+        {
             occurrence.proxy.set_pending(false);
         }
     }
 
     /// Learns from the first rounds: rank 0's order of first use, and what nobody uses.
-    fn after_sync(&self, state: &mut State, gradients: &[Option<Box<dyn Any + Send>>]) -> Result<()> {
+    fn after_sync(
+        &self,
+        state: &mut State,
+        gradients: &[Option<Box<dyn Any + Send>>],
+    ) -> Result<()> {
         state.synchronised += 1;
         for (used, gradient) in state.ever_used.iter_mut().zip(gradients) {
             *used |= gradient.is_some();
@@ -429,7 +493,10 @@ impl Session {
 
     fn warn_of_unused(&self, state: &State) {
         let params = self.layout.params.iter().zip(&state.ever_used);
-        let unused: Vec<&str> = params.filter(|(_, used)| !**used).map(|(p, _)| p.path.as_str()).collect();
+        let unused: Vec<&str> = params
+            .filter(|(_, used)| !**used)
+            .map(|(p, _)| p.path.as_str())
+            .collect();
         if !unused.is_empty() && self.rank == 0 {
             tracing::warn!(
                 "no rank has used these parameters in the first {ROUNDS_BEFORE_UNUSED_WARNING} backward passes: {}. If the model \
@@ -461,11 +528,18 @@ impl Session {
 }
 
 /// Takes the gradient of a slot, or a clone of it when several fields share the slot.
-fn hand_out<B: Backend>(gradient: &mut Option<Box<dyn Any + Send>>, fields: usize) -> Option<FloatTensor<B>> {
+fn hand_out<B: Backend>(
+    gradient: &mut Option<Box<dyn Any + Send>>,
+    fields: usize,
+) -> Option<FloatTensor<B>> {
     if fields > 1 {
         return gradient.as_ref()?.downcast_ref::<FloatTensor<B>>().cloned();
     }
-    gradient.take()?.downcast::<FloatTensor<B>>().ok().map(|g| *g)
+    gradient
+        .take()?
+        .downcast::<FloatTensor<B>>()
+        .ok()
+        .map(|g| *g)
 }
 
 /// The state of one use, carried by its two backward steps.

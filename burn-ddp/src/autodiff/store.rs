@@ -34,7 +34,11 @@ impl GradientStore {
     }
 
     /// Adds a contribution of the current pass.
-    pub(super) fn add<B: Backend>(&mut self, slot: usize, gradient: FloatTensor<B>) -> Result<(), BackendChanged> {
+    pub(super) fn add<B: Backend>(
+        &mut self,
+        slot: usize,
+        gradient: FloatTensor<B>,
+    ) -> Result<(), BackendChanged> {
         self.device = Some(Box::new(gradient.device()));
         add::<B>(&mut self.current[slot], gradient)
     }
@@ -50,7 +54,10 @@ impl GradientStore {
     }
 
     /// Takes the sum over the window and the current pass.
-    pub(super) fn take<B: Backend>(&mut self, slot: usize) -> Result<Option<FloatTensor<B>>, BackendChanged> {
+    pub(super) fn take<B: Backend>(
+        &mut self,
+        slot: usize,
+    ) -> Result<Option<FloatTensor<B>>, BackendChanged> {
         let mut sum = self.window[slot].take();
         if let Some(gradient) = self.current[slot].take() {
             add::<B>(&mut sum, downcast::<B>(gradient)?)?;
@@ -70,10 +77,16 @@ impl GradientStore {
 }
 
 fn downcast<B: Backend>(gradient: Erased) -> Result<FloatTensor<B>, BackendChanged> {
-    gradient.downcast::<FloatTensor<B>>().map(|g| *g).map_err(|_| BackendChanged)
+    gradient
+        .downcast::<FloatTensor<B>>()
+        .map(|g| *g)
+        .map_err(|_| BackendChanged)
 }
 
-fn add<B: Backend>(sum: &mut Option<Erased>, gradient: FloatTensor<B>) -> Result<(), BackendChanged> {
+fn add<B: Backend>(
+    sum: &mut Option<Erased>,
+    gradient: FloatTensor<B>,
+) -> Result<(), BackendChanged> {
     let new = match sum.take() {
         Some(old) => B::float_add(downcast::<B>(old)?, gradient),
         None => gradient,

@@ -72,14 +72,22 @@ fn a_wrapped_model_trains_to_the_bits_of_the_plain_one() {
     let (mut left, mut right) = (SgdConfig::new().init(), SgdConfig::new().init());
     for _ in 0..3 {
         let x = Tensor::<2>::random([4, 8], burn::tensor::Distribution::Default, &device);
-        let step = |model: &Net| GradientsParams::from_grads(model.forward(x.clone()).sum().backward(), model);
+        let step = |model: &Net| {
+            GradientsParams::from_grads(model.forward(x.clone()).sum().backward(), model)
+        };
         let grads = step(&plain);
         plain = left.step(0.1, plain, grads);
         let grads = step(&wrapped);
         wrapped = right.step(0.1, wrapped, grads);
     }
-    assert_eq!(plain.a.weight.base().into_data(), wrapped.a.weight.base().into_data());
-    assert_eq!(plain.b.bias.unwrap().base().into_data(), wrapped.b.bias.unwrap().base().into_data());
+    assert_eq!(
+        plain.a.weight.base().into_data(),
+        wrapped.a.weight.base().into_data()
+    );
+    assert_eq!(
+        plain.b.bias.unwrap().base().into_data(),
+        wrapped.b.bias.unwrap().base().into_data()
+    );
 }
 
 #[test]
@@ -93,7 +101,10 @@ fn no_sync_returns_nothing_and_the_closing_pass_the_whole_window() {
             let _guard = ddp.no_sync();
             assert_eq!(gradient(&model, &model.loss(*x)), None);
         }
-        assert_eq!(gradient(&model, &model.loss(*last)), Some(window.iter().sum()));
+        assert_eq!(
+            gradient(&model, &model.loss(*last)),
+            Some(window.iter().sum())
+        );
     }
 }
 
@@ -104,9 +115,15 @@ fn guards_nest_and_survive_panics() {
     let model = ddp.wrap(Scalar::new(1.0, &device)).unwrap();
     let outer = ddp.no_sync();
     drop(ddp.no_sync());
-    assert_eq!(gradient(&model, &model.loss(1.0)), None, "the outer guard is still alive");
+    assert_eq!(
+        gradient(&model, &model.loss(1.0)),
+        None,
+        "the outer guard is still alive"
+    );
     drop(outer);
-    let caught = catch_unwind(AssertUnwindSafe(|| ddp.without_sync(|| panic!("expected by the test"))));
+    let caught = catch_unwind(AssertUnwindSafe(|| {
+        ddp.without_sync(|| panic!("expected by the test"))
+    }));
     assert!(caught.is_err());
     assert_eq!(gradient(&model, &model.loss(2.0)), Some(3.0));
 }
@@ -212,12 +229,30 @@ fn records_and_printed_form_are_those_of_the_plain_model() {
     let wrapped = alone().wrap(plain.clone()).unwrap();
     assert_eq!(format!("{plain}"), format!("{wrapped}"));
     let other = Net::new(&device).load_record(wrapped.clone().into_record());
-    assert_eq!(other.a.weight.val().into_data(), plain.a.weight.val().into_data());
+    assert_eq!(
+        other.a.weight.val().into_data(),
+        plain.a.weight.val().into_data()
+    );
     let reloaded = wrapped.load_record(Net::new(&device).into_record());
-    assert_ne!(reloaded.a.weight.val().into_data(), plain.a.weight.val().into_data());
-    assert!(reloaded.a.weight.reparameterization::<super::hook::ParamHook>().is_some());
+    assert_ne!(
+        reloaded.a.weight.val().into_data(),
+        plain.a.weight.val().into_data()
+    );
+    assert!(
+        reloaded
+            .a
+            .weight
+            .reparameterization::<super::hook::ParamHook>()
+            .is_some()
+    );
     let unwrapped = alone().unwrap(reloaded);
-    assert!(unwrapped.a.weight.reparameterization::<super::hook::ParamHook>().is_none());
+    assert!(
+        unwrapped
+            .a
+            .weight
+            .reparameterization::<super::hook::ParamHook>()
+            .is_none()
+    );
 }
 
 #[test]
@@ -225,10 +260,16 @@ fn a_second_wrap_and_a_model_without_autodiff_are_plain_errors() {
     let ddp = alone();
     let device = Device::flex();
     let error = ddp.wrap(Scalar::new(1.0, &device)).unwrap_err();
-    assert!(matches!(error, Error::NothingToTrain { rank: 0 }), "{error}");
+    assert!(
+        matches!(error, Error::NothingToTrain { rank: 0 }),
+        "{error}"
+    );
     let model = ddp.wrap(Scalar::new(1.0, &device.autodiff())).unwrap();
     let error = ddp.wrap(model).unwrap_err();
-    assert!(matches!(&error, Error::ForeignReparameterization { path, .. } if path == "w"), "{error}");
+    assert!(
+        matches!(&error, Error::ForeignReparameterization { path, .. } if path == "w"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -252,6 +293,9 @@ fn gradient_checkpointing_gives_the_same_gradients() {
     let x = |device: &Device| Tensor::<2>::ones([2, 8], device);
     let a = GradientsParams::from_grads(plain.forward(x(&device)).sum().backward(), &plain);
     let b = GradientsParams::from_grads(wrapped.forward(x(&balanced)).sum().backward(), &wrapped);
-    let (a, b) = (a.get::<2>(plain.a.weight.id).unwrap(), b.get::<2>(wrapped.a.weight.id).unwrap());
+    let (a, b) = (
+        a.get::<2>(plain.a.weight.id).unwrap(),
+        b.get::<2>(wrapped.a.weight.id).unwrap(),
+    );
     assert_eq!(a.into_data(), b.into_data());
 }

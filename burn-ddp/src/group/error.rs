@@ -31,7 +31,9 @@ pub enum GroupError {
         missing: Vec<usize>,
     },
     /// A peer's process ended or its connection closed without the closing handshake.
-    #[error("rank {rank}: lost rank {peer} ({cause}) while {operation}. Look at the output of rank {peer} for the first error")]
+    #[error(
+        "rank {rank}: lost rank {peer} ({cause}) while {operation}. Look at the output of rank {peer} for the first error"
+    )]
     PeerLost {
         /// The rank that reports.
         rank: usize,

@@ -7,7 +7,11 @@ pub(crate) fn gather(group: &dyn ProcessGroup, bytes: &[u8]) -> Result<Vec<Vec<u
     let world = group.world_size();
     let mut lengths = vec![0u64; world];
     let length = [bytes.len() as u64];
-    group.all_gather(bytemuck::cast_slice(&length), bytemuck::cast_slice_mut(&mut lengths), DType::U64)?;
+    group.all_gather(
+        bytemuck::cast_slice(&length),
+        bytemuck::cast_slice_mut(&mut lengths),
+        DType::U64,
+    )?;
     let longest = lengths.iter().copied().max().unwrap_or(0) as usize;
     let mut padded = bytes.to_vec();
     padded.resize(longest, 0);

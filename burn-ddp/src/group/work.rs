@@ -38,7 +38,10 @@ impl WorkQueue {
     }
 
     /// Appends `operation`. Does not block.
-    pub fn submit<T: Send + 'static>(&self, operation: impl FnOnce() -> T + Send + 'static) -> Work<T> {
+    pub fn submit<T: Send + 'static>(
+        &self,
+        operation: impl FnOnce() -> T + Send + 'static,
+    ) -> Work<T> {
         let (result, receiver) = mpsc::sync_channel(1);
         // A closed queue drops the task and with it `result`, which `wait` reports. A caller that
         // dropped its `Work` does not want the value.

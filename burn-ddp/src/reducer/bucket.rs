@@ -32,7 +32,8 @@ impl Bucket {
     /// Copies a gradient to its place.
     pub(super) fn pack(&mut self, index: usize, data: TensorData) {
         let place = self.plan.placements[index];
-        self.buffer.input()[place.offset..place.offset + place.bytes].copy_from_slice(data.as_bytes());
+        self.buffer.input()[place.offset..place.offset + place.bytes]
+            .copy_from_slice(data.as_bytes());
         self.gradients[index] = Some(data);
     }
 
@@ -50,13 +51,23 @@ impl Bucket {
     }
 
     /// Reduces the bucket and takes the result out of it. Runs on the communication thread.
-    pub(super) fn reduce(mut self, op: ReduceOp, shapes: &[Vec<usize>]) -> Result<Reduced, GroupError> {
+    pub(super) fn reduce(
+        mut self,
+        op: ReduceOp,
+        shapes: &[Vec<usize>],
+    ) -> Result<Reduced, GroupError> {
         let started = Instant::now();
         let dtype = self.plan.dtype;
         self.buffer.all_reduce(self.plan.bytes(), dtype, op)?;
         let output = self.buffer.output();
         let mut tail = tail::read(&output[self.plan.data_bytes..self.plan.bytes()], dtype);
-        for ((place, gradient), shape) in self.plan.placements.iter().zip(&mut self.gradients).zip(shapes) {
+        for ((place, gradient), shape) in self
+            .plan
+            .placements
+            .iter()
+            .zip(&mut self.gradients)
+            .zip(shapes)
+        {
             // Unused on every rank: no gradient, so that no decay or momentum step is made on it.
             let used = tail.next().is_some_and(|flag| flag > 0.0);
             let reduced = &output[place.offset..place.offset + place.bytes];
@@ -70,7 +81,11 @@ impl Bucket {
                     });
                     Some(own)
                 }
-                (true, None) => Some(TensorData::from_bytes(aligned(reduced, dtype), shape.clone(), dtype.into())),
+                (true, None) => Some(TensorData::from_bytes(
+                    aligned(reduced, dtype),
+                    shape.clone(),
+                    dtype.into(),
+                )),
             };
         }
         let window = tail.next();

@@ -37,7 +37,9 @@ pub enum ReducerError {
         mean: f64,
     },
     /// The gradient has another element type than the parameter had at wrap.
-    #[error("rank {rank}: the gradient of `{path}` is {actual}, the parameter was {expected} when it was wrapped: wrap the model again after changing its element type")]
+    #[error(
+        "rank {rank}: the gradient of `{path}` is {actual}, the parameter was {expected} when it was wrapped: wrap the model again after changing its element type"
+    )]
     WrongType {
         /// The rank that reports.
         rank: usize,
@@ -49,7 +51,9 @@ pub enum ReducerError {
         actual: String,
     },
     /// The gradient has another number of elements than the parameter had at wrap.
-    #[error("rank {rank}: the gradient of `{path}` has {actual} bytes, the parameter had {expected} when it was wrapped: wrap the model again after replacing a parameter")]
+    #[error(
+        "rank {rank}: the gradient of `{path}` has {actual} bytes, the parameter had {expected} when it was wrapped: wrap the model again after replacing a parameter"
+    )]
     WrongSize {
         /// The rank that reports.
         rank: usize,
@@ -61,7 +65,9 @@ pub enum ReducerError {
         actual: usize,
     },
     /// A backward pass was left by a panic after it had begun to send gradients.
-    #[error("rank {rank}: an earlier backward pass was interrupted by a panic after it had sent gradients; the ranks can no longer be kept equal: restart the job")]
+    #[error(
+        "rank {rank}: an earlier backward pass was interrupted by a panic after it had sent gradients; the ranks can no longer be kept equal: restart the job"
+    )]
     Interrupted {
         /// The rank that reports.
         rank: usize,

@@ -35,7 +35,11 @@ use crate::group::{DType, ProcessGroup, ReduceOp, Work, WorkQueue};
 use bucket::{Bucket, Reduced};
 use burn::tensor::TensorData;
 use plan::{BucketPlan, assign};
-use std::{collections::VecDeque, sync::Arc, time::{Duration, Instant}};
+use std::{
+    collections::VecDeque,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 use trace::RoundClock;
 
 type Result<T, E = ReducerError> = std::result::Result<T, E>;
@@ -82,12 +86,18 @@ pub(crate) struct Reducer {
 
 impl Reducer {
     /// Buckets for `layout`, which is equal on all ranks. Collective.
-    pub(crate) fn new(group: Arc<dyn ProcessGroup>, layout: Layout, caps: BucketCaps, op: ReduceOp) -> Result<Self> {
-        let queue = WorkQueue::new("ddp-comm").map_err(|e| crate::group::GroupError::Transport {
-            rank: group.rank(),
-            operation: "starting the communication thread".into(),
-            cause: e.to_string(),
-        })?;
+    pub(crate) fn new(
+        group: Arc<dyn ProcessGroup>,
+        layout: Layout,
+        caps: BucketCaps,
+        op: ReduceOp,
+    ) -> Result<Self> {
+        let queue =
+            WorkQueue::new("ddp-comm").map_err(|e| crate::group::GroupError::Transport {
+                rank: group.rank(),
+                operation: "starting the communication thread".into(),
+                cause: e.to_string(),
+            })?;
         let mut reducer = Self {
             places: vec![(0, 0); layout.len()],
             layout,
@@ -165,12 +175,21 @@ impl Reducer {
     pub(crate) fn pack(&mut self, slot: usize, data: TensorData) -> Result<()> {
         self.check(slot, &data)?;
         let (bucket, index) = self.places[slot];
-        let Some(home) = self.buckets[bucket].as_mut().filter(|_| bucket >= self.next) else {
+        let Some(home) = self.buckets[bucket]
+            .as_mut()
+            .filter(|_| bucket >= self.next)
+        else {
             return Err(self.late(slot));
         };
         home.pack(index, data);
-        self.current.ready.push((self.layout.params[slot].path.clone(), self.clock.now()));
-        while self.buckets.get(self.next).is_some_and(|b| b.as_ref().is_some_and(Bucket::is_full)) {
+        self.current
+            .ready
+            .push((self.layout.params[slot].path.clone(), self.clock.now()));
+        while self
+            .buckets
+            .get(self.next)
+            .is_some_and(|b| b.as_ref().is_some_and(Bucket::is_full))
+        {
             self.launch()?;
         }
         Ok(())
@@ -206,7 +225,10 @@ impl Reducer {
         let layout = &self.layout;
         let slots = bucket.plan.placements.iter().map(|p| p.slot);
         self.current.buckets.push(BucketTrace {
-            parameters: slots.clone().map(|s| layout.params[s].path.clone()).collect(),
+            parameters: slots
+                .clone()
+                .map(|s| layout.params[s].path.clone())
+                .collect(),
             bytes: bucket.plan.bytes(),
             launched: self.clock.now(),
             ..Default::default()
@@ -214,7 +236,8 @@ impl Reducer {
         let shapes: Vec<Vec<usize>> = slots.map(|s| layout.params[s].shape.clone()).collect();
         let op = self.op;
         self.totals.collectives += 1;
-        self.in_flight.push_back(self.queue.submit(move || bucket.reduce(op, &shapes)));
+        self.in_flight
+            .push_back(self.queue.submit(move || bucket.reduce(op, &shapes)));
         Ok(())
     }
 
@@ -265,7 +288,9 @@ impl Reducer {
 
     /// Ranks whose windows differ all see it, or are told by one that does.
     fn check_window(&self, reduced: Option<f64>) -> Result<()> {
-        let Some(reduced) = reduced else { return Ok(()) };
+        let Some(reduced) = reduced else {
+            return Ok(());
+        };
         let mean = match self.op {
             ReduceOp::Sum => reduced / self.group.world_size() as f64,
             _ => reduced,
@@ -283,7 +308,8 @@ impl Reducer {
     /// New buckets in reverse order of first use, rank 0's order on every rank. Collective; between rounds.
     pub(crate) fn rebuild(&mut self, first_use: &[usize]) -> Result<Vec<usize>> {
         let mut order: Vec<u64> = first_use.iter().map(|&slot| slot as u64).collect();
-        self.group.broadcast(bytemuck::cast_slice_mut(&mut order), DType::U64, 0)?;
+        self.group
+            .broadcast(bytemuck::cast_slice_mut(&mut order), DType::U64, 0)?;
         self.totals.collectives += 1;
         let first_use: Vec<usize> = order.into_iter().map(|slot| slot as usize).collect();
         let reversed: Vec<usize> = first_use.iter().rev().copied().collect();

@@ -82,7 +82,11 @@ pub(crate) fn assign(layout: &Layout, order: &[usize], caps: BucketCaps) -> Vec<
         bucket.plan.data_bytes += spec.bytes();
         bucket.plan.tail_elements += 1;
         bucket.last = position;
-        let cap = if done.is_empty() { caps.first } else { caps.rest };
+        let cap = if done.is_empty() {
+            caps.first
+        } else {
+            caps.rest
+        };
         if bucket.plan.data_bytes >= cap {
             done.push(open.swap_remove(index));
         }
@@ -119,20 +123,47 @@ mod tests {
     #[test]
     fn the_first_bucket_is_small_and_the_rest_fill_up() {
         let l = layout(&[(10, DType::F32); 6]);
-        let caps = BucketCaps { first: 40, rest: 100 };
+        let caps = BucketCaps {
+            first: 40,
+            rest: 100,
+        };
         let plans = assign(&l, &[5, 4, 3, 2, 1, 0], caps);
-        assert_eq!(plans.iter().map(slots).collect::<Vec<_>>(), [vec![5], vec![4, 3, 2], vec![1, 0]]);
-        assert_eq!(plans[1].placements[2], Placement { slot: 2, offset: 80, bytes: 40 });
-        assert_eq!(plans[0].tail_elements, 2, "one used flag and the window length");
+        assert_eq!(
+            plans.iter().map(slots).collect::<Vec<_>>(),
+            [vec![5], vec![4, 3, 2], vec![1, 0]]
+        );
+        assert_eq!(
+            plans[1].placements[2],
+            Placement {
+                slot: 2,
+                offset: 80,
+                bytes: 40
+            }
+        );
+        assert_eq!(
+            plans[0].tail_elements, 2,
+            "one used flag and the window length"
+        );
         assert_eq!(plans[1].bytes(), 120 + 3 * 4);
     }
 
     #[test]
     fn element_types_do_not_mix_and_the_order_follows_the_last_gradient() {
-        let l = layout(&[(4, DType::F32), (4, DType::F64), (4, DType::F32), (4, DType::F64)]);
-        let caps = BucketCaps { first: 1 << 20, rest: 1 << 20 };
+        let l = layout(&[
+            (4, DType::F32),
+            (4, DType::F64),
+            (4, DType::F32),
+            (4, DType::F64),
+        ]);
+        let caps = BucketCaps {
+            first: 1 << 20,
+            rest: 1 << 20,
+        };
         let plans = assign(&l, &[1, 0, 2, 3], caps);
-        assert_eq!(plans.iter().map(slots).collect::<Vec<_>>(), [vec![0, 2], vec![1, 3]]);
+        assert_eq!(
+            plans.iter().map(slots).collect::<Vec<_>>(),
+            [vec![0, 2], vec![1, 3]]
+        );
         assert_eq!(plans[1].dtype, DType::F64);
     }
 
@@ -141,7 +172,10 @@ mod tests {
         let l = layout(&[(1, DType::F32), (1000, DType::F32), (1, DType::F32)]);
         let caps = BucketCaps { first: 4, rest: 64 };
         let plans = assign(&l, &[0, 1, 2], caps);
-        assert_eq!(plans.iter().map(slots).collect::<Vec<_>>(), [vec![0], vec![1], vec![2]]);
+        assert_eq!(
+            plans.iter().map(slots).collect::<Vec<_>>(),
+            [vec![0], vec![1], vec![2]]
+        );
     }
 
     #[test]

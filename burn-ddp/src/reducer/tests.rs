@@ -21,14 +21,22 @@ fn layout(shapes: &[(&str, usize, DType)]) -> Layout {
 }
 
 /// Runs `rank` on every rank and returns what each gave, in rank order.
-fn ranks<T: Send>(world: usize, layout: &Layout, op: ReduceOp, body: impl Fn(usize, Reducer) -> T + Sync) -> Vec<T> {
+fn ranks<T: Send>(
+    world: usize,
+    layout: &Layout,
+    op: ReduceOp,
+    body: impl Fn(usize, Reducer) -> T + Sync,
+) -> Vec<T> {
     let body = &body;
     thread::scope(|scope| {
         let run = |group: ThreadGroup| {
             let layout = layout.clone();
             scope.spawn(move || {
                 let rank = group.rank();
-                body(rank, Reducer::new(Arc::new(group), layout, CAPS, op).unwrap())
+                body(
+                    rank,
+                    Reducer::new(Arc::new(group), layout, CAPS, op).unwrap(),
+                )
             })
         };
         let handles: Vec<_> = ThreadGroup::new(world).into_iter().map(run).collect();
@@ -61,7 +69,11 @@ fn ddp_22_ranks_that_finish_in_another_order_do_not_mix_gradients() {
     let l = layout(&[("a", 2, DType::F32), ("b", 2, DType::F32)]);
     let all = ranks(2, &l, ReduceOp::Mean, |rank, mut reducer| {
         assert_eq!(reducer.totals().buckets, 2);
-        let order = if rank == 0 { [(0, 1.0), (1, 10.0)] } else { [(1, 10.0), (0, 1.0)] };
+        let order = if rank == 0 {
+            [(0, 1.0), (1, 10.0)]
+        } else {
+            [(1, 10.0), (0, 1.0)]
+        };
         round(&mut reducer, &order)
     });
     for gradients in all {
@@ -71,7 +83,12 @@ fn ddp_22_ranks_that_finish_in_another_order_do_not_mix_gradients() {
 
 #[test]
 fn ddp_02_unused_on_some_ranks_counts_as_zero_and_on_all_as_none() {
-    let l = layout(&[("trunk", 3, DType::F32), ("a", 1, DType::F32), ("b", 2, DType::F32), ("c", 1, DType::F32)]);
+    let l = layout(&[
+        ("trunk", 3, DType::F32),
+        ("a", 1, DType::F32),
+        ("b", 2, DType::F32),
+        ("c", 1, DType::F32),
+    ]);
     let all = ranks(3, &l, ReduceOp::Mean, |rank, mut reducer| {
         let mut own = vec![(0, 3.0 * (rank + 1) as f32)];
         if rank == 1 {
@@ -82,7 +99,15 @@ fn ddp_02_unused_on_some_ranks_counts_as_zero_and_on_all_as_none() {
         round(&mut reducer, &own)
     });
     for gradients in all {
-        assert_eq!(gradients, [Some(vec![6.0; 3]), Some(vec![3.0]), Some(vec![2.0; 2]), None]);
+        assert_eq!(
+            gradients,
+            [
+                Some(vec![6.0; 3]),
+                Some(vec![3.0]),
+                Some(vec![2.0; 2]),
+                None
+            ]
+        );
     }
 }
 
@@ -90,41 +115,73 @@ fn ddp_02_unused_on_some_ranks_counts_as_zero_and_on_all_as_none() {
 fn ddp_08_the_mean_is_the_default_and_the_sum_a_choice() {
     let l = layout(&[("w", 1, DType::F32)]);
     for (op, expected) in [(ReduceOp::Mean, 2.0), (ReduceOp::Sum, 6.0)] {
-        let all = ranks(3, &l, op, |rank, mut reducer| round(&mut reducer, &[(0, (rank + 1) as f32)]));
+        let all = ranks(3, &l, op, |rank, mut reducer| {
+            round(&mut reducer, &[(0, (rank + 1) as f32)])
+        });
         assert_eq!(all, vec![vec![Some(vec![expected])]; 3]);
     }
 }
 
 #[test]
 fn halves_are_reduced_in_their_own_type() {
-    let l = layout(&[("h", 1, DType::F16), ("b", 1, DType::BF16), ("d", 1, DType::F64)]);
+    let l = layout(&[
+        ("h", 1, DType::F16),
+        ("b", 1, DType::BF16),
+        ("d", 1, DType::F64),
+    ]);
     let all = ranks(4, &l, ReduceOp::Mean, |_, mut reducer| {
         reducer.begin(1);
         // The sum of four would be infinite in f16; the mean is not.
-        reducer.pack(0, TensorData::new(vec![f16::from_f32(30000.0)], [1])).unwrap();
-        reducer.pack(1, TensorData::new(vec![bf16::from_f32(0.5)], [1])).unwrap();
-        reducer.pack(2, TensorData::new(vec![1e300f64], [1])).unwrap();
+        reducer
+            .pack(0, TensorData::new(vec![f16::from_f32(30000.0)], [1]))
+            .unwrap();
+        reducer
+            .pack(1, TensorData::new(vec![bf16::from_f32(0.5)], [1]))
+            .unwrap();
+        reducer
+            .pack(2, TensorData::new(vec![1e300f64], [1]))
+            .unwrap();
         reducer.launch_rest().unwrap();
         reducer.wait().unwrap()
     });
     for gradients in all {
-        assert_eq!(gradients[0].as_ref().unwrap().to_vec::<f16>().unwrap(), [f16::from_f32(30000.0)]);
-        assert_eq!(gradients[1].as_ref().unwrap().to_vec::<bf16>().unwrap(), [bf16::from_f32(0.5)]);
-        assert_eq!(gradients[2].as_ref().unwrap().to_vec::<f64>().unwrap(), [1e300]);
+        assert_eq!(
+            gradients[0].as_ref().unwrap().to_vec::<f16>().unwrap(),
+            [f16::from_f32(30000.0)]
+        );
+        assert_eq!(
+            gradients[1].as_ref().unwrap().to_vec::<bf16>().unwrap(),
+            [bf16::from_f32(0.5)]
+        );
+        assert_eq!(
+            gradients[2].as_ref().unwrap().to_vec::<f64>().unwrap(),
+            [1e300]
+        );
     }
 }
 
 #[test]
 fn buckets_are_launched_as_soon_as_they_and_those_before_them_are_full() {
-    let l = layout(&[("a", 1, DType::F32), ("b", 1, DType::F32), ("c", 1, DType::F32)]);
+    let l = layout(&[
+        ("a", 1, DType::F32),
+        ("b", 1, DType::F32),
+        ("c", 1, DType::F32),
+    ]);
     ranks(1, &l, ReduceOp::Mean, |_, mut reducer| {
         // Reverse registration order: c alone (first cap 4 bytes), then b and a.
         reducer.begin(1);
         reducer.pack(1, data(&[1.0])).unwrap();
         reducer.pack(0, data(&[1.0])).unwrap();
-        assert!(!reducer.has_launched(), "the second bucket waits for the first");
+        assert!(
+            !reducer.has_launched(),
+            "the second bucket waits for the first"
+        );
         reducer.pack(2, data(&[1.0])).unwrap();
-        assert_eq!(reducer.current.buckets.len(), 2, "both went out without waiting for the closing");
+        assert_eq!(
+            reducer.current.buckets.len(),
+            2,
+            "both went out without waiting for the closing"
+        );
         reducer.launch_rest().unwrap();
         reducer.wait().unwrap();
     });
@@ -137,7 +194,10 @@ fn a_gradient_after_its_bucket_was_launched_names_the_parameter() {
         reducer.begin(1);
         reducer.pack(1, data(&[1.0])).unwrap();
         let error = reducer.pack(1, data(&[1.0])).unwrap_err();
-        assert!(matches!(&error, ReducerError::LateGradient { path, .. } if path == "other"), "{error}");
+        assert!(
+            matches!(&error, ReducerError::LateGradient { path, .. } if path == "other"),
+            "{error}"
+        );
     });
 }
 
@@ -146,10 +206,22 @@ fn wrong_type_and_size_name_the_parameter() {
     let l = layout(&[("w", 2, DType::F32)]);
     ranks(1, &l, ReduceOp::Mean, |_, mut reducer| {
         reducer.begin(1);
-        let error = reducer.pack(0, TensorData::new(vec![1.0f64; 2], [2])).unwrap_err();
-        assert!(error.to_string().contains("the gradient of `w` is F64, the parameter was f32"), "{error}");
+        let error = reducer
+            .pack(0, TensorData::new(vec![1.0f64; 2], [2]))
+            .unwrap_err();
+        assert!(
+            error
+                .to_string()
+                .contains("the gradient of `w` is F64, the parameter was f32"),
+            "{error}"
+        );
         let error = reducer.pack(0, data(&[1.0])).unwrap_err();
-        assert!(error.to_string().contains("has 4 bytes, the parameter had 8"), "{error}");
+        assert!(
+            error
+                .to_string()
+                .contains("has 4 bytes, the parameter had 8"),
+            "{error}"
+        );
     });
 }
 
@@ -171,18 +243,31 @@ fn ddp_04_windows_of_different_length_are_an_error() {
 
 #[test]
 fn ddp_22_the_order_of_rank_0_decides_the_new_buckets() {
-    let l = layout(&[("a", 1, DType::F32), ("b", 1, DType::F32), ("c", 1, DType::F32)]);
+    let l = layout(&[
+        ("a", 1, DType::F32),
+        ("b", 1, DType::F32),
+        ("c", 1, DType::F32),
+    ]);
     let all = ranks(2, &l, ReduceOp::Mean, |rank, mut reducer| {
         round(&mut reducer, &[(0, 1.0), (1, 1.0), (2, 1.0)]);
-        let order = reducer.rebuild(if rank == 0 { &[1, 2, 0] } else { &[0, 1, 2] }).unwrap();
+        let order = reducer
+            .rebuild(if rank == 0 { &[1, 2, 0] } else { &[0, 1, 2] })
+            .unwrap();
         let slots = |b: &BucketPlan| b.placements.iter().map(|p| p.slot).collect::<Vec<_>>();
         let buckets: Vec<_> = reducer.plans().map(slots).collect();
-        (order, buckets, round(&mut reducer, &[(0, 1.0), (1, 2.0), (2, 4.0)]))
+        (
+            order,
+            buckets,
+            round(&mut reducer, &[(0, 1.0), (1, 2.0), (2, 4.0)]),
+        )
     });
     for (order, buckets, gradients) in all {
         assert_eq!(order, [1, 2, 0]);
         assert_eq!(buckets, [vec![0], vec![2, 1]], "reverse order of first use");
-        assert_eq!(gradients, [Some(vec![1.0]), Some(vec![2.0]), Some(vec![4.0])]);
+        assert_eq!(
+            gradients,
+            [Some(vec![1.0]), Some(vec![2.0]), Some(vec![4.0])]
+        );
     }
 }
 
@@ -193,11 +278,16 @@ fn ddp_38_gradients_that_were_handed_out_are_not_overwritten() {
         let mut kept = Vec::new();
         for step in 0..3 {
             reducer.begin(1);
-            reducer.pack(0, data(&[(step * 2 + rank) as f32; 2])).unwrap();
+            reducer
+                .pack(0, data(&[(step * 2 + rank) as f32; 2]))
+                .unwrap();
             reducer.launch_rest().unwrap();
             kept.push(reducer.wait().unwrap().remove(0));
         }
         let kept: Vec<_> = kept.iter().map(values).collect();
-        assert_eq!(kept, [Some(vec![0.5; 2]), Some(vec![2.5; 2]), Some(vec![4.5; 2])]);
+        assert_eq!(
+            kept,
+            [Some(vec![0.5; 2]), Some(vec![2.5; 2]), Some(vec![4.5; 2])]
+        );
     });
 }

@@ -4,7 +4,7 @@ use super::{
     buffer::ShmBuffer,
     collectives::{Operation, payload_size},
     rounds::{Layout, Rounds},
-    segment::{self, NoSharedMemory, Segment},
+    segment::{self, Exchange, NoSharedMemory, Segment},
     wait::{self, Patience},
 };
 use crate::group::{
@@ -114,7 +114,7 @@ impl ShmGroup {
         group: u32,
         options: Options,
         family: Arc<Family>,
-        exchange: &mut dyn FnMut(&[u8]) -> Result<Vec<Vec<u8>>>,
+        exchange: &mut Exchange<'_>,
     ) -> Result<Result<Self, NoSharedMemory>> {
         let id = Identity {
             rank: control.rank(),

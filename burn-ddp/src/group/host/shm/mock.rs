@@ -1,5 +1,7 @@
 //! Control connections between threads, for tests of the data path.
 
+#![allow(clippy::unwrap_used)]
+
 use super::super::control::Control;
 use crate::group::{GroupError, Result};
 use std::{

@@ -26,4 +26,3 @@ mod sync;
 mod wait;
 
 pub(crate) use group::{Options, ShmGroup};
-pub(crate) use segment::NoSharedMemory;

@@ -100,7 +100,6 @@ impl Rounds {
         self.layout.payload
     }
 
-
     /// Writes the descriptor of the operation that starts with this round.
     pub(super) fn announce(&mut self, operation: &OpDescriptor) {
         let range = self.layout.header(self.rank, self.turn.writes());

@@ -44,6 +44,9 @@ impl fmt::Display for NoSharedMemory {
     }
 }
 
+/// Gathers a small message from every rank, in rank order. Collective.
+pub(super) type Exchange<'a> = dyn FnMut(&[u8]) -> Result<Vec<Vec<u8>>> + 'a;
+
 /// Memory that other processes have mapped too.
 pub(super) struct Segment {
     map: MmapRaw,
@@ -52,15 +55,14 @@ pub(super) struct Segment {
 impl Segment {
     /// Makes a segment of `bytes` zeroed bytes, reserved in full, that all ranks have mapped.
     ///
-    /// Collective. `exchange` gathers a small message from every rank, in rank order. If any rank fails,
-    /// all return the same [`NoSharedMemory`]. The file has no name left when this returns: the memory
-    /// lives until the last rank unmaps it, however that rank ends.
+    /// Collective. If any rank fails, all return the same [`NoSharedMemory`]. The file has no name
+    /// left when this returns: the memory lives until the last rank unmaps it, however that rank ends.
     pub(super) fn create(
         rank: usize,
         job: u64,
         directory: &Path,
         bytes: usize,
-        exchange: &mut dyn FnMut(&[u8]) -> Result<Vec<Vec<u8>>>,
+        exchange: &mut Exchange<'_>,
     ) -> Result<Result<Self, NoSharedMemory>> {
         let made = if rank == 0 {
             Named::create(directory, job, bytes).map(Some)

@@ -28,6 +28,14 @@ pub(super) struct Line {
 }
 
 impl Line {
+    #[cfg(any(test, loom))]
+    pub(super) fn new() -> Self {
+        Self {
+            round: AtomicU32::new(0),
+            sleepers: AtomicU32::new(0),
+        }
+    }
+
     /// Makes everything that this rank wrote before visible to those who see `round`.
     pub(super) fn publish(&self, round: u32) {
         self.round.store(round, Ordering::Release);

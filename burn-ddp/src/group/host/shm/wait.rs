@@ -105,6 +105,8 @@ impl<'a> Patience<'a> {
             if started.get_or_insert_with(Instant::now).elapsed() >= self.spin {
                 return false;
             }
+            // The scheduler may have put the late rank on this core.
+            thread::yield_now();
         }
     }
 }

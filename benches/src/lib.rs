@@ -1,3 +1,4 @@
 //! What the benchmark programs measure with.
 
 pub mod all_reduce;
+pub mod sync_cost;

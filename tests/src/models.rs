@@ -2,7 +2,8 @@
 
 use burn::module::Param;
 use burn::nn::{
-    BatchNorm, BatchNormConfig, Embedding, EmbeddingConfig, Linear, LinearConfig, PaddingConfig2d, Relu, Tanh,
+    BatchNorm, BatchNormConfig, Embedding, EmbeddingConfig, Linear, LinearConfig, PaddingConfig2d,
+    Relu, Tanh,
     conv::{Conv2d, Conv2dConfig},
 };
 use burn::prelude::*;
@@ -78,7 +79,11 @@ impl TwoHeads {
     /// `[batch, 8]` to `[batch, 2]` through head `a` or `b`.
     pub fn forward(&self, x: Tensor<2>, a: bool) -> Tensor<2> {
         let x = self.trunk.forward(x);
-        if a { self.a.forward(x) } else { self.b.forward(x) }
+        if a {
+            self.a.forward(x)
+        } else {
+            self.b.forward(x)
+        }
     }
 }
 
@@ -106,7 +111,9 @@ impl Rnn {
     pub fn forward(&self, x: Tensor<2>, steps: usize) -> Tensor<2> {
         let mut state = Tensor::zeros([x.dims()[0], 4], &x.device());
         for _ in 0..steps {
-            state = self.act.forward(self.input.forward(x.clone()) + self.hidden.forward(state));
+            state = self
+                .act
+                .forward(self.input.forward(x.clone()) + self.hidden.forward(state));
         }
         state
     }
@@ -134,7 +141,9 @@ impl TiedLm {
     pub fn forward(&self, words: Tensor<2, Int>) -> Tensor<2> {
         let [batch, length] = words.dims();
         let x = self.embedding.forward(words).reshape([batch * length, 8]);
-        self.mix.forward(x).matmul(self.embedding.weight.val().transpose())
+        self.mix
+            .forward(x)
+            .matmul(self.embedding.weight.val().transpose())
     }
 }
 
@@ -152,7 +161,11 @@ pub struct SmallResNet {
 impl SmallResNet {
     /// Random weights for images `[batch, 1, 8, 8]`.
     pub fn new(device: &Device) -> Self {
-        let conv = |from, to| Conv2dConfig::new([from, to], [3, 3]).with_padding(PaddingConfig2d::Same).init(device);
+        let conv = |from, to| {
+            Conv2dConfig::new([from, to], [3, 3])
+                .with_padding(PaddingConfig2d::Same)
+                .init(device)
+        };
         Self {
             stem: conv(1, 4),
             norm: BatchNormConfig::new(4).init(device),
@@ -166,7 +179,11 @@ impl SmallResNet {
     /// result independent of how a batch is divided.
     pub fn forward(&self, x: Tensor<4>, frozen: bool) -> Tensor<2> {
         let x = self.stem.forward(x);
-        let x = if frozen { self.frozen_norm(x) } else { self.norm.forward(x) };
+        let x = if frozen {
+            self.frozen_norm(x)
+        } else {
+            self.norm.forward(x)
+        };
         let x = self.act.forward(x);
         let x = self.act.forward(self.block.forward(x.clone()) + x);
         let pooled = x.mean_dims(&[2, 3]).reshape([-1, 4]);
@@ -176,7 +193,10 @@ impl SmallResNet {
     fn frozen_norm(&self, x: Tensor<4>) -> Tensor<4> {
         let shape = [1, 4, 1, 1];
         let mean = self.norm.running_mean.value_sync().reshape(shape);
-        let deviation = (self.norm.running_var.value_sync() + 1e-5).sqrt().reshape(shape);
-        (x - mean) / deviation * self.norm.gamma.val().reshape(shape) + self.norm.beta.val().reshape(shape)
+        let deviation = (self.norm.running_var.value_sync() + 1e-5)
+            .sqrt()
+            .reshape(shape);
+        (x - mean) / deviation * self.norm.gamma.val().reshape(shape)
+            + self.norm.beta.val().reshape(shape)
     }
 }

@@ -15,7 +15,12 @@ pub fn parameters<M: Module>(model: &M) -> Vec<(String, Vec<f32>)> {
             self.0.pop();
         }
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            let values = param.base().into_data().convert::<f32>().into_vec().unwrap();
+            let values = param
+                .base()
+                .into_data()
+                .convert::<f32>()
+                .try_into_vec()
+                .unwrap();
             self.1.push((self.0.join("."), values));
         }
     }
@@ -33,7 +38,10 @@ pub fn assert_close(ours: &[(String, Vec<f32>)], oracle: &[(String, Vec<f32>)], 
         assert_eq!(a.len(), b.len(), "{path}");
         let scale = b.iter().fold(1e-3f32, |m, x| m.max(x.abs()));
         for (i, (x, y)) in a.iter().zip(b).enumerate() {
-            assert!((x - y).abs() <= tolerance * scale, "{path}[{i}]: {x} is not {y} (scale {scale})");
+            assert!(
+                (x - y).abs() <= tolerance * scale,
+                "{path}[{i}]: {x} is not {y} (scale {scale})"
+            );
         }
     }
 }
@@ -50,10 +58,18 @@ pub fn numbers(seed: u64, count: usize) -> Vec<f32> {
 }
 
 /// Rows `rank * rows ..` of step `step`'s batch, so that the batches of `world` ranks are the whole batch in rank order.
-pub fn batch<const D: usize>(step: u64, rows: std::ops::Range<usize>, shape: [usize; D], device: &Device) -> Tensor<D> {
+pub fn batch<const D: usize>(
+    step: u64,
+    rows: std::ops::Range<usize>,
+    shape: [usize; D],
+    device: &Device,
+) -> Tensor<D> {
     let width: usize = shape[1..].iter().product();
     let all = numbers(step + 1, rows.end * width);
     let mut shape = shape;
     shape[0] = rows.len();
-    Tensor::from_data(TensorData::new(all[rows.start * width..].to_vec(), shape), device)
+    Tensor::from_data(
+        TensorData::new(all[rows.start * width..].to_vec(), shape),
+        device,
+    )
 }

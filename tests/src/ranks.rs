@@ -1,6 +1,9 @@
 //! Ranks as processes, with a hard time limit.
 
-use burn_ddp::{Ddp, group::host::{LISTEN_FD, SECRET, TIMEOUT, TRANSPORT}};
+use burn_ddp::{
+    Ddp,
+    group::host::{LISTEN_FD, SECRET, TIMEOUT, TRANSPORT},
+};
 use rustix::io::{FdFlags, fcntl_setfd};
 use serde::{Serialize, de::DeserializeOwned};
 use std::{
@@ -92,7 +95,11 @@ impl Ranks {
     /// Runs `body` on every rank of the test function `test` and returns what the ranks returned, in rank order, for each transport.
     ///
     /// `test` is the path of the test function in its file. In a rank this never returns.
-    pub fn run<T: Serialize + DeserializeOwned>(self, test: &str, body: impl FnOnce(Ddp) -> T) -> Vec<Vec<T>> {
+    pub fn run<T: Serialize + DeserializeOwned>(
+        self,
+        test: &str,
+        body: impl FnOnce(Ddp) -> T,
+    ) -> Vec<Vec<T>> {
         self.run_rank(|| {
             let ddp = Ddp::from_env().unwrap();
             let result = body(ddp.clone());
@@ -104,7 +111,11 @@ impl Ranks {
         for transport in self.transports {
             let run = self.start(test, transport);
             for (rank, ending) in run.endings.iter().enumerate() {
-                assert_eq!(*ending, Ending::Exit(0), "rank {rank} over {transport}; its output is above");
+                assert_eq!(
+                    *ending,
+                    Ending::Exit(0),
+                    "rank {rank} over {transport}; its output is above"
+                );
             }
             runs.push(run.results());
         }
@@ -112,7 +123,11 @@ impl Ranks {
     }
 
     /// Runs `body`, which joins by itself and may fail or die, on every rank; returns how each ended and what it returned, if anything.
-    pub fn run_raw<T: Serialize + DeserializeOwned>(self, test: &str, body: impl FnOnce() -> T) -> Vec<Vec<(Ending, Option<T>)>> {
+    pub fn run_raw<T: Serialize + DeserializeOwned>(
+        self,
+        test: &str,
+        body: impl FnOnce() -> T,
+    ) -> Vec<Vec<(Ending, Option<T>)>> {
         self.run_rank(body);
         let mut runs = Vec::new();
         for transport in self.transports {
@@ -121,14 +136,23 @@ impl Ranks {
                 let bytes = fs::read(result_path(run.directory.path(), rank)).ok()?;
                 serde_json::from_slice(&bytes).ok()
             };
-            runs.push(run.endings.iter().cloned().enumerate().map(|(rank, e)| (e, result(rank))).collect());
+            runs.push(
+                run.endings
+                    .iter()
+                    .cloned()
+                    .enumerate()
+                    .map(|(rank, e)| (e, result(rank)))
+                    .collect(),
+            );
         }
         runs
     }
 
     /// In a rank of this run: runs `body`, leaves the result and ends the process.
     fn run_rank<T: Serialize>(&self, body: impl FnOnce() -> T) {
-        let Some(path) = std::env::var_os(RESULT) else { return };
+        let Some(path) = std::env::var_os(RESULT) else {
+            return;
+        };
         if std::env::var(RUN).unwrap_or_default() != self.run.unwrap_or_default() {
             return;
         }
@@ -144,7 +168,10 @@ impl Ranks {
         let directory = tempfile::tempdir().unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
-        let secret = format!("{:032x}", u128::from(std::process::id()) << 64 | u128::from(port));
+        let secret = format!(
+            "{:032x}",
+            u128::from(std::process::id()) << 64 | u128::from(port)
+        );
         let command = |rank: usize| {
             let mut command = Command::new(std::env::current_exe().unwrap());
             command
@@ -169,7 +196,10 @@ impl Ranks {
         {
             let _alone = SPAWNING.lock().unwrap_or_else(|e| e.into_inner());
             fcntl_setfd(&listener, FdFlags::empty()).unwrap();
-            let rank_0 = command(0).env(LISTEN_FD, listener.as_raw_fd().to_string()).spawn().unwrap();
+            let rank_0 = command(0)
+                .env(LISTEN_FD, listener.as_raw_fd().to_string())
+                .spawn()
+                .unwrap();
             fcntl_setfd(&listener, FdFlags::CLOEXEC).unwrap();
             children.push(rank_0);
             children.extend((1..self.count).map(|rank| command(rank).spawn().unwrap()));
@@ -187,7 +217,10 @@ struct Run {
 
 impl Run {
     fn results<T: DeserializeOwned>(&self) -> Vec<T> {
-        let result = |rank: usize| serde_json::from_slice(&fs::read(result_path(self.directory.path(), rank)).unwrap()).unwrap();
+        let result = |rank: usize| {
+            serde_json::from_slice(&fs::read(result_path(self.directory.path(), rank)).unwrap())
+                .unwrap()
+        };
         (0..self.endings.len()).map(result).collect()
     }
 }
@@ -201,7 +234,11 @@ fn wait(children: &mut [Child], limit: Duration) -> Vec<Ending> {
     let mut endings: Vec<Option<Ending>> = vec![None; children.len()];
     while endings.iter().any(Option::is_none) {
         let late = Instant::now() > end;
-        for (child, ending) in children.iter_mut().zip(&mut endings).filter(|(_, e)| e.is_none()) {
+        for (child, ending) in children
+            .iter_mut()
+            .zip(&mut endings)
+            .filter(|(_, e)| e.is_none())
+        {
             if let Some(status) = child.try_wait().unwrap() {
                 let code = || Ending::Exit(status.code().unwrap_or(-1));
                 *ending = Some(status.signal().map_or_else(code, Ending::Signal));

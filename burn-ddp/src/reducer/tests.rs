@@ -49,7 +49,7 @@ fn data(values: &[f32]) -> TensorData {
 }
 
 fn values(data: &Option<TensorData>) -> Option<Vec<f32>> {
-    data.as_ref().map(|d| d.to_vec().unwrap())
+    data.as_ref().map(|d| d.try_to_vec().unwrap())
 }
 
 /// One round in which this rank has `gradients` (slot, value of all its elements), in that order.
@@ -146,15 +146,15 @@ fn halves_are_reduced_in_their_own_type() {
     });
     for gradients in all {
         assert_eq!(
-            gradients[0].as_ref().unwrap().to_vec::<f16>().unwrap(),
+            gradients[0].as_ref().unwrap().try_to_vec::<f16>().unwrap(),
             [f16::from_f32(30000.0)]
         );
         assert_eq!(
-            gradients[1].as_ref().unwrap().to_vec::<bf16>().unwrap(),
+            gradients[1].as_ref().unwrap().try_to_vec::<bf16>().unwrap(),
             [bf16::from_f32(0.5)]
         );
         assert_eq!(
-            gradients[2].as_ref().unwrap().to_vec::<f64>().unwrap(),
+            gradients[2].as_ref().unwrap().try_to_vec::<f64>().unwrap(),
             [1e300]
         );
     }

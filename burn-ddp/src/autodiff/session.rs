@@ -268,8 +268,7 @@ impl Session {
         };
         match fired {
             Fired::Partial => Ok(()),
-            Fired::Complete => self.pack::<B>(state, &mut lock(reducer), slot),
-            Fired::Late => Err(lock(reducer).late(slot)),
+            Fired::Complete | Fired::Late => self.pack::<B>(state, &mut lock(reducer), slot),
         }
     }
 

@@ -202,6 +202,21 @@ fn a_gradient_after_its_bucket_was_launched_names_the_parameter() {
 }
 
 #[test]
+fn a_contribution_to_a_packed_gradient_is_added_while_its_bucket_is_here() {
+    let l = layout(&[("a", 2, DType::F32), ("b", 1, DType::F32)]);
+    let all = ranks(2, &l, ReduceOp::Mean, |rank, mut reducer| {
+        reducer.begin(1);
+        // `b` is in the first bucket, so that `a` cannot be launched before it.
+        reducer.pack(0, data(&[1.0, 2.0])).unwrap();
+        reducer.pack(0, data(&[10.0, 20.0 * rank as f32])).unwrap();
+        reducer.pack(1, data(&[1.0])).unwrap();
+        reducer.launch_rest().unwrap();
+        values(&reducer.wait().unwrap()[0])
+    });
+    assert_eq!(all, [Some(vec![11.0, 12.0]), Some(vec![11.0, 12.0])]);
+}
+
+#[test]
 fn wrong_type_and_size_name_the_parameter() {
     let l = layout(&[("w", 2, DType::F32)]);
     ranks(1, &l, ReduceOp::Mean, |_, mut reducer| {

@@ -2,3 +2,4 @@
 
 pub mod all_reduce;
 pub mod sync_cost;
+pub mod timeline;

@@ -4,7 +4,7 @@ use burn::module::Module;
 use burn::nn::{Linear, LinearConfig, Relu};
 use burn::optim::{GradientsParams, ModuleOptimizer, SgdConfig};
 use burn::prelude::*;
-use burn_ddp::Ddp;
+use burn_ddp::{Ddp, RoundTrace};
 use serde::Serialize;
 use std::time::Instant;
 
@@ -61,12 +61,12 @@ pub struct SyncCost {
     pub overlap_ratio: f64,
 }
 
-/// Measures on this rank; collective.
+/// Measures on this rank; collective. Also the timeline of the last synchronised step.
 ///
 /// # Errors
 ///
 /// When the ranks do not stay together.
-pub fn measure(ddp: &Ddp, sizes: Sizes) -> Result<SyncCost, burn_ddp::Error> {
+pub fn measure(ddp: &Ddp, sizes: Sizes) -> Result<(SyncCost, Option<RoundTrace>), burn_ddp::Error> {
     let device = Device::flex().autodiff();
     let model = ddp.wrap(Mlp::new(sizes.width, sizes.depth, &device))?;
     let params = model.num_params();
@@ -99,14 +99,15 @@ pub fn measure(ddp: &Ddp, sizes: Sizes) -> Result<SyncCost, burn_ddp::Error> {
         }
     }
     let (step_ms, no_sync_ms) = (median(sync), median(local));
-    Ok(SyncCost {
+    let cost = SyncCost {
         ranks: ddp.world_size(),
         params,
         step_ms,
         no_sync_ms,
         sync_cost: step_ms / no_sync_ms - 1.0,
         overlap_ratio: ddp.stats().overlap_ratio,
-    })
+    };
+    Ok((cost, ddp.traces().pop()))
 }
 
 struct Bench {

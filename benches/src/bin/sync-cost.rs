@@ -1,8 +1,12 @@
 //! `sync-cost --ranks 2 --width 1024 --depth 8 --batch 64 --json`: what gradient synchronisation adds to a training step.
 
 use burn_ddp::{Error, Launcher};
-use burn_ddp_benches::sync_cost::{Sizes, measure};
+use burn_ddp_benches::{
+    sync_cost::{Sizes, measure},
+    timeline,
+};
 use clap::Parser;
+use std::path::PathBuf;
 
 /// Measures what gradient synchronisation adds to a training step.
 #[derive(Parser)]
@@ -25,6 +29,9 @@ struct Arguments {
     /// One JSON object.
     #[arg(long)]
     json: bool,
+    /// Draws the last synchronised step of rank 0 as an SVG file.
+    #[arg(long)]
+    svg: Option<PathBuf>,
 }
 
 fn main() -> Result<(), Error> {
@@ -36,7 +43,13 @@ fn main() -> Result<(), Error> {
         steps: arguments.steps,
     };
     Launcher::new().nproc(arguments.ranks).run(|ddp| {
-        let cost = measure(&ddp, sizes)?;
+        let (cost, trace) = measure(&ddp, sizes)?;
+        if let (true, Some(path), Some(trace)) = (ddp.is_main(), &arguments.svg, trace) {
+            let title = format!("{} x Linear {}, batch {}, {} ranks", sizes.depth, sizes.width, sizes.batch, cost.ranks);
+            if let Err(error) = std::fs::write(path, timeline::svg(&trace, &title)) {
+                eprintln!("cannot write {}: {error}", path.display());
+            }
+        }
         if ddp.is_main() {
             match serde_json::to_string(&cost) {
                 Ok(line) if arguments.json => println!("{line}"),

@@ -71,12 +71,14 @@ struct Args {
 fn main() -> ExitCode {
     let args = Args::parse();
 
+    // ANCHOR: launch
     #[cfg(feature = "ddp")]
     let outcome = Launcher::new()
         .nproc(args.nproc as usize)
         .run(|ddp| train(&args, ddp));
     #[cfg(not(feature = "ddp"))]
     let outcome = train(&args);
+    // ANCHOR_END: launch
 
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
@@ -98,22 +100,27 @@ fn train(args: &Args, #[cfg(feature = "ddp")] ddp: Ddp) -> Result<(), Error> {
         ImageBatcher::new(task.shape, task.normalization).augment(task.augmentation, args.seed);
     let test_batcher = ImageBatcher::new(task.shape, task.normalization);
 
+    // ANCHOR: device
     let device = args.device.open()?;
     #[cfg(feature = "ddp")]
     let device = ddp.device(device)?;
     let test_device = device.clone();
     let device = device.autodiff();
     device.seed(args.seed);
+    // ANCHOR_END: device
 
     let model = ResNetConfig::new(task.shape[0], task.classes)
         .with_widths(recipe.widths)
         .init(&device);
 
+    // ANCHOR: wrap
     #[cfg(feature = "ddp")]
     let (mut model, world_size, is_main) = (ddp.wrap(model)?, ddp.world_size(), ddp.is_main());
     #[cfg(not(feature = "ddp"))]
     let (mut model, world_size, is_main) = (model, 1, true);
+    // ANCHOR_END: wrap
 
+    // ANCHOR: loaders
     #[cfg(feature = "ddp")]
     let (train_loader, test_loader) = (
         ddp.loader(task.train, batcher)
@@ -139,6 +146,7 @@ fn train(args: &Args, #[cfg(feature = "ddp")] ddp: Ddp) -> Result<(), Error> {
             .set_device(test_device)
             .build(task.test),
     );
+    // ANCHOR_END: loaders
 
     let model_path = args.out.join("resnet.bpk");
     if is_main {
@@ -147,7 +155,7 @@ fn train(args: &Args, #[cfg(feature = "ddp")] ddp: Ddp) -> Result<(), Error> {
             source,
         })?;
         eprintln!(
-            "{}: {images} images to learn from, {} parameters, {world_size} rank(s) with {} \
+            "{}: {images} images to learn from, {} parameters and buffers, {world_size} rank(s) with {} \
              images a batch",
             task.name,
             model.num_params(),
@@ -172,6 +180,7 @@ fn train(args: &Args, #[cfg(feature = "ddp")] ddp: Ddp) -> Result<(), Error> {
 
     for number in 1..=recipe.epochs {
         progress.begin_epoch(number);
+        // ANCHOR: loop
         for batch in train_loader.iter() {
             let batch = batch?;
             let loss = criterion.forward(model.forward(batch.images), batch.labels);
@@ -180,7 +189,9 @@ fn train(args: &Args, #[cfg(feature = "ddp")] ddp: Ddp) -> Result<(), Error> {
             model = optim.step(schedule.step(), model, grads);
         }
         train_loss = progress.end_epoch();
+        // ANCHOR_END: loop
 
+        // ANCHOR: together
         // Each rank has seen and counted its own share; here the shares come together.
         #[cfg(feature = "ddp")]
         {
@@ -194,6 +205,7 @@ fn train(args: &Args, #[cfg(feature = "ddp")] ddp: Ddp) -> Result<(), Error> {
             ddp.all_reduce(&mut counts, ReduceOp::Sum)?;
             counts
         };
+        // ANCHOR_END: together
 
         let epoch = Epoch {
             number,
@@ -202,6 +214,7 @@ fn train(args: &Args, #[cfg(feature = "ddp")] ddp: Ddp) -> Result<(), Error> {
         };
         progress.report(epoch);
 
+        // ANCHOR: save
         // The accuracy is that of all ranks, so they agree whether this is the best one.
         if best.is_none_or(|best| epoch.test_accuracy > best.test_accuracy) {
             best = Some(epoch);
@@ -211,6 +224,7 @@ fn train(args: &Args, #[cfg(feature = "ddp")] ddp: Ddp) -> Result<(), Error> {
             #[cfg(not(feature = "ddp"))]
             save()?;
         }
+        // ANCHOR_END: save
     }
     progress.finish();
 

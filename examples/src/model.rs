@@ -124,3 +124,87 @@ impl ConvNorm {
         self.norm.forward(self.conv.forward(x))
     }
 }
+
+#[cfg(all(test, feature = "flex"))]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use burn::module::Param;
+    use burn::nn::loss::CrossEntropyLossConfig;
+    use burn::optim::{GradientsParams, SgdConfig};
+    use burn::tensor::{Int, TensorData};
+
+    fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
+        tensor.into_data().to_vec().unwrap()
+    }
+
+    #[test]
+    fn is_the_resnet_18_for_small_images() {
+        let net = ResNetConfig::new(3, 10).init(&Device::flex());
+        // 11,173,962 weights, as in the usual implementations for CIFAR-10, and the running mean
+        // and variance of 4,800 feature maps: 64 + 4*64 + 5*128 + 5*256 + 5*512.
+        assert_eq!(net.num_params(), 11_173_962 + 2 * 4_800);
+    }
+
+    #[test]
+    fn gives_one_score_a_class_for_any_image_size() {
+        let device = Device::flex();
+        for (size, channels, classes) in [(8, 1, 10), (9, 3, 4), (32, 3, 10)] {
+            let net = ResNetConfig::new(channels, classes)
+                .with_widths([2, 3, 4, 5])
+                .init(&device);
+            let scores = net.forward(Tensor::ones([2, channels, size, size], &device));
+            assert_eq!(scores.dims(), [2, classes]);
+        }
+    }
+
+    #[test]
+    fn a_block_whose_branch_is_silent_passes_its_input_on() {
+        let device = Device::flex();
+        let mut block = BasicBlock::new(1, 1, 1, &device);
+        block.second.norm.gamma = Param::from_tensor(Tensor::zeros([1], &device));
+        let data = TensorData::new(vec![0.5f32, -1.0, 2.0, 0.0], [1, 1, 2, 2]);
+        let output = block.forward(Tensor::from_data(data, &device));
+        assert_eq!(values(output), [0.5, 0.0, 2.0, 0.0]);
+    }
+
+    #[test]
+    fn a_block_that_halves_the_image_has_a_shortcut_of_its_own() {
+        let device = Device::flex();
+        let block = BasicBlock::new(2, 4, 2, &device);
+        assert!(block.shortcut.is_some());
+        let output = block.forward(Tensor::ones([3, 2, 8, 8], &device));
+        assert_eq!(output.dims(), [3, 4, 4, 4]);
+    }
+
+    /// Black images make every feature zero, since convolutions have no bias and the normalization
+    /// of zeros is zero. With a head of zeros the scores are then the head's bias alone, and two
+    /// steps can be done by hand.
+    #[test]
+    fn two_steps_have_the_losses_worked_out_by_hand() {
+        let device = Device::flex().autodiff();
+        let mut net = ResNetConfig::new(1, 10)
+            .with_widths([2, 2, 2, 2])
+            .init(&device);
+        net.head.weight = Param::from_tensor(Tensor::zeros([2, 10], &device));
+        net.head.bias = Some(Param::from_tensor(Tensor::zeros([10], &device)));
+        let criterion = CrossEntropyLossConfig::new().init(&device);
+        let mut optim = SgdConfig::new().init();
+        let images = Tensor::<4>::zeros([4, 1, 8, 8], &device);
+        let labels = Tensor::<1, Int>::from_data([3, 3, 3, 7], &device);
+
+        let mut losses = Vec::new();
+        for _ in 0..2 {
+            let loss = criterion.forward(net.forward(images.clone()), labels.clone());
+            losses.push(loss.clone().into_scalar::<f32>());
+            let grads = GradientsParams::from_grads(loss.backward(), &net);
+            net = optim.step(1.0, net, grads);
+        }
+
+        // Ten equal scores: ln 10. Their gradient is 0.1 less the label's frequency, so with rate 1
+        // the bias becomes 0.65 for class 3, 0.15 for class 7, -0.1 elsewhere, and the second loss is
+        // ln(8 e^-0.1 + e^0.65 + e^0.15) - (0.75 * 0.65 + 0.25 * 0.15).
+        assert!((losses[0] - 2.302_585).abs() < 1e-5, "{losses:?}");
+        assert!((losses[1] - 1.808_703).abs() < 1e-5, "{losses:?}");
+    }
+}

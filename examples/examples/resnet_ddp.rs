@@ -14,7 +14,7 @@
 //! What data-parallel training adds stands behind `#[cfg(feature = "ddp")]`. The model, the batch
 //! loop and the evaluation loop have none of it.
 
-use burn::data::dataloader::{DataLoader, DataLoaderBuilder};
+use burn::data::dataloader::DataLoader;
 use burn::data::dataset::Dataset;
 use burn::module::Module;
 use burn::nn::loss::CrossEntropyLossConfig;
@@ -30,8 +30,11 @@ use clap::Parser;
 use serde::Serialize;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Instant;
 
+#[cfg(not(feature = "ddp"))]
+use burn::data::dataloader::DataLoaderBuilder;
 #[cfg(feature = "ddp")]
 use burn_ddp::{Ddp, Launcher, ReduceOp, data::Tail};
 
@@ -67,6 +70,8 @@ struct Args {
     #[arg(long)]
     json: bool,
 }
+
+type Loader = Arc<dyn DataLoader<Batch>>;
 
 fn main() -> ExitCode {
     let args = Args::parse();
@@ -122,20 +127,24 @@ fn train(args: &Args, #[cfg(feature = "ddp")] ddp: Ddp) -> Result<(), Error> {
 
     // ANCHOR: loaders
     #[cfg(feature = "ddp")]
-    let (train_loader, test_loader) = (
-        ddp.loader(task.train, batcher)
-            .batch_size(recipe.batch_size)
-            .shuffle(args.seed)
-            .device(device.clone())
-            .build()?,
-        ddp.loader(task.test, test_batcher)
-            .batch_size(recipe.batch_size)
-            .tail(Tail::Exact)
-            .device(test_device)
-            .build()?,
+    let (train_loader, test_loader): (Loader, Loader) = (
+        Arc::new(
+            ddp.loader(task.train, batcher)
+                .batch_size(recipe.batch_size)
+                .shuffle(args.seed)
+                .device(device.clone())
+                .build()?,
+        ),
+        Arc::new(
+            ddp.loader(task.test, test_batcher)
+                .batch_size(recipe.batch_size)
+                .tail(Tail::Exact)
+                .device(test_device)
+                .build()?,
+        ),
     );
     #[cfg(not(feature = "ddp"))]
-    let (train_loader, test_loader) = (
+    let (train_loader, test_loader): (Loader, Loader) = (
         DataLoaderBuilder::new(batcher)
             .batch_size(recipe.batch_size)
             .shuffle(args.seed)
@@ -168,7 +177,9 @@ fn train(args: &Args, #[cfg(feature = "ddp")] ddp: Ddp) -> Result<(), Error> {
     let mut schedule = schedule::warmup_cosine(recipe.lr, steps)?;
     let mut optim = SgdConfig::new()
         .with_momentum(Some(
-            MomentumConfig::new().with_dampening(0.0).with_nesterov(true),
+            MomentumConfig::new()
+                .with_dampening(0.0)
+                .with_nesterov(true),
         ))
         .with_weight_decay(Some(WeightDecayConfig::new(5e-4)))
         .init();
@@ -325,7 +336,7 @@ impl Report {
 struct DdpReport {
     /// One hash of all parameters and buffers per rank; equal, or the ranks have come apart.
     param_hashes: Vec<String>,
-    gradient_bytes_per_step: u64,
+    gradient_bytes_per_step: usize,
     buckets: usize,
     /// Share of the communication time that lay inside backward.
     overlap_ratio: f64,

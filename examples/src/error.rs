@@ -45,3 +45,10 @@ pub enum Error {
     #[error(transparent)]
     Ddp(#[from] burn_ddp::Error),
 }
+
+#[cfg(feature = "ddp")]
+impl From<burn_ddp::data::DataError> for Error {
+    fn from(error: burn_ddp::data::DataError) -> Self {
+        Self::Ddp(error.into())
+    }
+}

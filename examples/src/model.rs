@@ -135,7 +135,7 @@ mod tests {
     use burn::tensor::{Int, TensorData};
 
     fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
-        tensor.into_data().to_vec().unwrap()
+        tensor.into_data().try_to_vec().unwrap()
     }
 
     #[test]

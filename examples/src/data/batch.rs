@@ -172,7 +172,7 @@ mod tests {
     }
 
     fn values(batch: Batch) -> Vec<f32> {
-        batch.images.into_data().to_vec().unwrap()
+        batch.images.into_data().try_to_vec().unwrap()
     }
 
     #[test]
@@ -187,7 +187,10 @@ mod tests {
         );
         let batch = batcher.batch(vec![image(0)], &Device::flex());
         assert_eq!(batch.images.dims(), [1, 2, 1, 2]);
-        assert_eq!(batch.labels.clone().into_data().to_vec::<i32>().unwrap(), [7]);
+        assert_eq!(
+            batch.labels.clone().into_data().try_to_vec::<i32>().unwrap(),
+            [7]
+        );
         // (1/4 - 1/4) / (1/2), (2/4 - 1/4) / (1/2), (3/4 - 1/2) / (1/4), (4/4 - 1/2) / (1/4)
         assert_eq!(values(batch), [0.0, 0.5, 1.0, 2.0]);
     }

@@ -45,13 +45,13 @@ struct Args {
     #[cfg(feature = "ddp")]
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..))]
     nproc: u32,
-    /// Passes over the training images.
+    /// Passes over the training images [default: 16, CIFAR-10: 30].
     #[arg(long)]
     epochs: Option<usize>,
-    /// Images per batch and rank.
+    /// Images per batch and rank [default: 32, CIFAR-10: 64].
     #[arg(long)]
     batch_size: Option<usize>,
-    /// Highest learning rate; it is taken as it is, whatever the number of ranks.
+    /// Highest learning rate, taken as it is whatever the number of ranks [default: 0.1].
     #[arg(long)]
     lr: Option<f64>,
     /// Seed of the weights, the order of the images and their random changes.
@@ -75,17 +75,7 @@ type Loader = Arc<dyn DataLoader<Batch>>;
 
 fn main() -> ExitCode {
     let args = Args::parse();
-
-    // ANCHOR: launch
-    #[cfg(feature = "ddp")]
-    let outcome = Launcher::new()
-        .nproc(args.nproc as usize)
-        .run(|ddp| train(&args, ddp));
-    #[cfg(not(feature = "ddp"))]
-    let outcome = train(&args);
-    // ANCHOR_END: launch
-
-    match outcome {
+    match run(&args) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {error}");
@@ -94,12 +84,28 @@ fn main() -> ExitCode {
     }
 }
 
+fn run(args: &Args) -> Result<(), Error> {
+    // Before any process starts, so that a mistake is reported once and not by each of them.
+    args.check()?;
+
+    // ANCHOR: launch
+    #[cfg(feature = "ddp")]
+    Launcher::new()
+        .nproc(args.nproc as usize)
+        .run(|ddp| train(args, ddp))?;
+    #[cfg(not(feature = "ddp"))]
+    train(args)?;
+    // ANCHOR_END: launch
+
+    Ok(())
+}
+
 fn train(args: &Args, #[cfg(feature = "ddp")] ddp: Ddp) -> Result<(), Error> {
     let task = match &args.data {
         Some(dir) => data::cifar10::load(dir)?,
         None => data::digits::load(),
     };
-    let recipe = args.recipe(task.recipe)?;
+    let recipe = args.recipe(task.recipe);
     let images = task.train.len();
     let batcher =
         ImageBatcher::new(task.shape, task.normalization).augment(task.augmentation, args.seed);
@@ -159,10 +165,6 @@ fn train(args: &Args, #[cfg(feature = "ddp")] ddp: Ddp) -> Result<(), Error> {
 
     let model_path = args.out.join("resnet.bpk");
     if is_main {
-        std::fs::create_dir_all(&args.out).map_err(|source| Error::Output {
-            path: args.out.clone(),
-            source,
-        })?;
         eprintln!(
             "{}: {images} images to learn from, {} parameters and buffers, {world_size} rank(s) with {} \
              images a batch",
@@ -273,20 +275,31 @@ fn evaluate(model: &ResNet, loader: &dyn DataLoader<Batch>) -> Result<[f64; 2], 
 }
 
 impl Args {
-    /// The task's own settings, with those of the command line put over them.
-    fn recipe(&self, measured: Recipe) -> Result<Recipe, Error> {
-        let recipe = Recipe {
-            epochs: self.epochs.unwrap_or(measured.epochs),
-            batch_size: self.batch_size.unwrap_or(measured.batch_size),
-            lr: self.lr.unwrap_or(measured.lr),
-            ..measured
-        };
-        if recipe.epochs == 0 || recipe.batch_size == 0 {
+    /// What can be told to be wrong without computing anything.
+    fn check(&self) -> Result<(), Error> {
+        if self.epochs == Some(0) || self.batch_size == Some(0) {
             return Err(Error::Usage(
                 "--epochs and --batch-size must be at least 1".into(),
             ));
         }
-        Ok(recipe)
+        self.device.open()?;
+        if let Some(dir) = &self.data {
+            data::cifar10::check(dir)?;
+        }
+        std::fs::create_dir_all(&self.out).map_err(|source| Error::Output {
+            path: self.out.clone(),
+            source,
+        })
+    }
+
+    /// The task's own settings, with those of the command line put over them.
+    fn recipe(&self, measured: Recipe) -> Recipe {
+        Recipe {
+            epochs: self.epochs.unwrap_or(measured.epochs),
+            batch_size: self.batch_size.unwrap_or(measured.batch_size),
+            lr: self.lr.unwrap_or(measured.lr),
+            ..measured
+        }
     }
 }
 

@@ -187,10 +187,8 @@ mod tests {
         );
         let batch = batcher.batch(vec![image(0)], &Device::flex());
         assert_eq!(batch.images.dims(), [1, 2, 1, 2]);
-        assert_eq!(
-            batch.labels.clone().into_data().try_to_vec::<i32>().unwrap(),
-            [7]
-        );
+        let labels: Vec<i32> = batch.labels.clone().into_data().try_to_vec().unwrap();
+        assert_eq!(labels, [7]);
         // (1/4 - 1/4) / (1/2), (2/4 - 1/4) / (1/2), (3/4 - 1/2) / (1/4), (4/4 - 1/2) / (1/4)
         assert_eq!(values(batch), [0.0, 0.5, 1.0, 2.0]);
     }

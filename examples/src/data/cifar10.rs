@@ -32,9 +32,19 @@ pub fn load(dir: &Path) -> Result<Task, DataError> {
     load_sized(dir, IMAGES_PER_FILE)
 }
 
+/// Looks whether all files are there and have the right size, without reading them.
+///
+/// # Errors
+///
+/// As [`load`], but for labels.
+pub fn check(dir: &Path) -> Result<(), DataError> {
+    let dir = folder(dir);
+    let mut names = TRAIN.iter().chain(&TEST);
+    names.try_for_each(|name| check_file(&dir.join(name), IMAGES_PER_FILE))
+}
+
 fn load_sized(dir: &Path, images: usize) -> Result<Task, DataError> {
-    let inner = dir.join(FOLDER);
-    let dir = if inner.is_dir() { inner } else { dir.into() };
+    let dir = folder(dir);
     Ok(Task {
         name: "CIFAR-10",
         train: read_files(&dir, &TRAIN, images)?,
@@ -69,35 +79,11 @@ fn read_files(dir: &Path, names: &[&str], images: usize) -> Result<ImageSet, Dat
 }
 
 fn read_file(path: PathBuf, images: usize, set: &mut ImageSet) -> Result<(), DataError> {
-    let expected = (images * RECORD) as u64;
-    let size = |found| DataError::Size {
+    check_file(&path, images)?;
+    let bytes = fs::read(&path).map_err(|source| DataError::Read {
         path: path.clone(),
-        found,
-        expected,
-        url: URL,
-    };
-    let refused = |source: std::io::Error| match source.kind() {
-        ErrorKind::NotFound => DataError::Missing {
-            path: path.clone(),
-            expected,
-            url: URL,
-        },
-        _ => DataError::Read {
-            path: path.clone(),
-            source,
-        },
-    };
-
-    // The size is checked first, so that a wrong path does not pull a huge file into memory.
-    let found = fs::metadata(&path).map_err(refused)?.len();
-    if found != expected {
-        return Err(size(found));
-    }
-    let bytes = fs::read(&path).map_err(refused)?;
-    if bytes.len() as u64 != expected {
-        return Err(size(bytes.len() as u64));
-    }
-
+        source,
+    })?;
     for (image, record) in bytes.chunks_exact(RECORD).enumerate() {
         let label = record[0];
         if usize::from(label) >= CLASSES {
@@ -111,6 +97,31 @@ fn read_file(path: PathBuf, images: usize, set: &mut ImageSet) -> Result<(), Dat
         set.push(&record[1..], label);
     }
     Ok(())
+}
+
+fn check_file(path: &Path, images: usize) -> Result<(), DataError> {
+    let path = path.to_path_buf();
+    let expected = (images * RECORD) as u64;
+    match fs::metadata(&path) {
+        Ok(file) if file.len() == expected => Ok(()),
+        Ok(file) => Err(DataError::Size {
+            path,
+            found: file.len(),
+            expected,
+            url: URL,
+        }),
+        Err(source) if source.kind() == ErrorKind::NotFound => Err(DataError::Missing {
+            path,
+            expected,
+            url: URL,
+        }),
+        Err(source) => Err(DataError::Read { path, source }),
+    }
+}
+
+fn folder(dir: &Path) -> PathBuf {
+    let inner = dir.join(FOLDER);
+    if inner.is_dir() { inner } else { dir.into() }
 }
 
 #[cfg(test)]

@@ -5,8 +5,10 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod mark;
 pub mod models;
 pub mod oracle;
 mod ranks;
 
+pub use mark::mark;
 pub use ranks::{Ending, Ranks, ranks};

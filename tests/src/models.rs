@@ -1,11 +1,13 @@
 //! Small models.
 
+use crate::oracle::floats;
 use burn::module::Param;
 use burn::nn::{
-    BatchNorm, BatchNormConfig, Embedding, EmbeddingConfig, Linear, LinearConfig, PaddingConfig2d,
-    Relu, Tanh,
+    BatchNorm, BatchNormConfig, Dropout, DropoutConfig, Embedding, EmbeddingConfig, Linear,
+    LinearConfig, PaddingConfig2d, Relu, Tanh,
     conv::{Conv2d, Conv2dConfig},
 };
+use burn::optim::GradientsParams;
 use burn::prelude::*;
 
 /// One scalar weight; the gradient of [`loss`](Self::loss) is `x`.
@@ -26,6 +28,55 @@ impl Scalar {
     /// `w * x`.
     pub fn loss(&self, x: f32) -> Tensor<1> {
         self.w.val() * x
+    }
+
+    /// The gradient of `w`, if there is one.
+    pub fn gradient(&self, grads: &GradientsParams) -> Option<f32> {
+        grads.get::<1>(self.w.id).map(|g| floats(g)[0])
+    }
+}
+
+/// Equal-shaped vectors, named `w.0`, `w.1` and so on.
+#[derive(Module, Debug)]
+pub struct Vectors {
+    /// The vectors.
+    pub w: Vec<Param<Tensor<1>>>,
+}
+
+impl Vectors {
+    /// `count` vectors of `elements` zeros.
+    pub fn new(count: usize, elements: usize, device: &Device) -> Self {
+        let zeros = || Param::from_tensor(Tensor::zeros([elements], device));
+        Self {
+            w: (0..count).map(|_| zeros()).collect(),
+        }
+    }
+}
+
+/// `layers` times Linear(16,16) - ReLU.
+#[derive(Module, Debug)]
+pub struct Deep {
+    /// The layers.
+    pub layers: Vec<Linear>,
+    act: Relu,
+}
+
+impl Deep {
+    /// Random weights.
+    pub fn new(layers: usize, device: &Device) -> Self {
+        let layer = || LinearConfig::new(16, 16).init(device);
+        Self {
+            layers: (0..layers).map(|_| layer()).collect(),
+            act: Relu::new(),
+        }
+    }
+
+    /// `[batch, 16]` to `[batch, 16]`; `tap` sees the output of each layer and returns what the next one gets.
+    pub fn forward(&self, x: Tensor<2>, tap: impl Fn(usize, Tensor<2>) -> Tensor<2>) -> Tensor<2> {
+        let layers = self.layers.iter().enumerate();
+        layers.fold(x, |x, (i, layer)| {
+            tap(i, self.act.forward(layer.forward(x)))
+        })
     }
 }
 
@@ -144,6 +195,63 @@ impl TiedLm {
         self.mix
             .forward(x)
             .matmul(self.embedding.weight.val().transpose())
+    }
+}
+
+/// [`TiedLm`] with the shared matrix in two fields under one parameter id.
+#[derive(Module, Debug)]
+pub struct TwiceTiedLm {
+    /// The embedding.
+    pub embedding: Embedding,
+    /// Between them.
+    pub mix: Linear,
+    /// The output matrix: the embedding's parameter.
+    pub output: Param<Tensor<2>>,
+}
+
+impl TwiceTiedLm {
+    /// Random weights: 12 words, 8 dimensions.
+    pub fn new(device: &Device) -> Self {
+        let TiedLm { embedding, mix } = TiedLm::new(device);
+        Self {
+            output: embedding.weight.clone(),
+            embedding,
+            mix,
+        }
+    }
+
+    /// As [`TiedLm::forward`].
+    pub fn forward(&self, words: Tensor<2, Int>) -> Tensor<2> {
+        let [batch, length] = words.dims();
+        let x = self.embedding.forward(words).reshape([batch * length, 8]);
+        self.mix.forward(x).matmul(self.output.val().transpose())
+    }
+}
+
+/// [`Mlp`], batch norm and dropout.
+#[derive(Module, Debug)]
+pub struct NormMlp {
+    /// Both layers.
+    pub mlp: Mlp,
+    /// On the output.
+    pub norm: BatchNorm,
+    /// Between them.
+    pub dropout: Dropout,
+}
+
+impl NormMlp {
+    /// Random weights; half of the hidden values are dropped.
+    pub fn new(device: &Device) -> Self {
+        Self {
+            mlp: Mlp::new(device),
+            norm: BatchNormConfig::new(4).init(device),
+            dropout: DropoutConfig::new(0.5).init(),
+        }
+    }
+
+    /// `[batch, 8]` to `[batch, 4]`.
+    pub fn forward(&self, x: Tensor<2>) -> Tensor<2> {
+        self.norm.forward(self.dropout.forward(self.mlp.forward(x)))
     }
 }
 

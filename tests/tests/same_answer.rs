@@ -4,33 +4,12 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use burn::module::Module;
-use burn::optim::{GradientsParams, SgdConfig};
 use burn::prelude::*;
 use burn_ddp::Ddp;
 use burn_ddp_tests::{models::*, oracle::*, ranks};
 
-const STEPS: u64 = 20;
-const ROWS: usize = 8;
-const LR: f64 = 0.05;
-
-/// Trains for [`STEPS`] steps; `loss(model, step, rows)` is the mean loss over these rows of the global batch.
-fn train<M: Module>(
-    mut model: M,
-    rank: usize,
-    world: usize,
-    loss: impl Fn(&M, u64, std::ops::Range<usize>) -> Tensor<1>,
-) -> M {
-    let mut optim = SgdConfig::new().init();
-    let share = ROWS / world;
-    for step in 0..STEPS {
-        let loss = loss(&model, step, rank * share..(rank + 1) * share);
-        let grads = GradientsParams::from_grads(loss.backward(), &model);
-        model = optim.step(LR, model, grads);
-    }
-    model
-}
-
-type Weights = Vec<(String, Vec<f32>)>;
+/// Steps, rows of the global batch, learning rate.
+const RUN: (u64, usize, f64) = (20, 8, 0.05);
 
 /// Runs the comparison for one model on 2 and 4 ranks, over both transports, twice over the first.
 fn compare<M: Module>(
@@ -38,15 +17,14 @@ fn compare<M: Module>(
     new: impl Fn(&Device) -> M,
     loss: impl Fn(&M, u64, std::ops::Range<usize>) -> Tensor<1>,
 ) {
-    let device = Device::flex().autodiff();
-    let body = |ddp: Ddp| -> (Weights, Weights, String) {
+    let device = device();
+    let body = |ddp: Ddp| -> (Weights, Weights, u64) {
         device.seed(7 + ddp.rank() as u64);
         let model = ddp.wrap(new(&device)).unwrap();
         let start = parameters(&model);
-        let model = train(model, ddp.rank(), ddp.world_size(), &loss);
-        let hashes = ddp.param_hashes(&model).unwrap();
-        assert!(hashes.iter().all(|h| *h == hashes[0]), "O2: {hashes:?}");
-        (start, parameters(&model), hashes[0].clone())
+        let model = train(model, RUN, (ddp.rank(), ddp.world_size()), &loss);
+        assert_same_bits(&ddp, &model);
+        (start, parameters(&model), fingerprint(&model))
     };
     let two = ranks(2).named("two").run(test, body);
     let again = ranks(2).over("shm").named("again").run(test, body);
@@ -56,7 +34,7 @@ fn compare<M: Module>(
         assert_eq!(run[0].2, run[1].2);
         let (start, end, _) = &run[0];
         // One plain process, from the same start.
-        let one = train(load(new(&device), start), 0, 1, &loss);
+        let one = train(load(new(&device), start), RUN, (0, 1), &loss);
         assert_close(end, &parameters(&one), 1e-6);
     }
     assert_eq!(
@@ -67,31 +45,6 @@ fn compare<M: Module>(
         four[0][0].2, four[1][0].2,
         "both transports give the same bits"
     );
-}
-
-/// `model` with the values of `weights`.
-fn load<M: Module>(model: M, weights: &Weights) -> M {
-    use burn::module::{ModuleMapper, Param};
-    struct Loader<'a>(std::slice::Iter<'a, (String, Vec<f32>)>);
-    impl ModuleMapper for Loader<'_> {
-        fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-            let values = self.0.next().unwrap().1.clone();
-            param.map(|old| {
-                let new =
-                    Tensor::<D>::from_data(TensorData::new(values, old.dims()), &old.device());
-                new.set_require_grad(old.is_require_grad())
-            })
-        }
-    }
-    model.map(&mut Loader(weights.iter()))
-}
-
-fn square(x: Tensor<2>) -> Tensor<1> {
-    x.powf_scalar(2.0).mean()
-}
-
-fn device() -> Device {
-    Device::flex().autodiff()
 }
 
 #[test]

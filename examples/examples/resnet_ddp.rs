@@ -45,7 +45,7 @@ struct Args {
     #[cfg(feature = "ddp")]
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..))]
     nproc: u32,
-    /// Passes over the training images [default: 16, CIFAR-10: 30].
+    /// Passes over the training images [default: 12, CIFAR-10: 30].
     #[arg(long)]
     epochs: Option<usize>,
     /// Images per batch and rank [default: 32, CIFAR-10: 64].

@@ -204,7 +204,10 @@ mod tests {
         // Ten equal scores: ln 10. Their gradient is 0.1 less the label's frequency, so with rate 1
         // the bias becomes 0.65 for class 3, 0.15 for class 7, -0.1 elsewhere, and the second loss is
         // ln(8 e^-0.1 + e^0.65 + e^0.15) - (0.75 * 0.65 + 0.25 * 0.15).
-        assert!((losses[0] - std::f32::consts::LN_10).abs() < 1e-5, "{losses:?}");
+        assert!(
+            (losses[0] - std::f32::consts::LN_10).abs() < 1e-5,
+            "{losses:?}"
+        );
         assert!((losses[1] - 1.808_703).abs() < 1e-5, "{losses:?}");
     }
 }

@@ -177,7 +177,8 @@ fn ddp_34_a_loaded_model_trains_on() {
         // Every rank uses everything: loading after `wrap` changes nothing.
         let (mut model, _) = there_and_back(&ddp, Mlp::new);
         for step in 0..3 {
-            let loss = |m: &Mlp, _, rows| square(m.forward(batch(step, rows, [0, 8], &device())) - 0.5);
+            let loss =
+                |m: &Mlp, _, rows| square(m.forward(batch(step, rows, [0, 8], &device())) - 0.5);
             model = train(model, (1, 8, 0.1), (ddp.rank(), 2), loss);
             assert_same_bits(&ddp, &model);
         }
@@ -209,8 +210,13 @@ fn ddp_34_a_gradient_that_loading_cut_off_is_an_error() {
         assert_eq!(ending, Ending::Exit(0));
         let text = text.unwrap();
         // Each rank's own head, or the peer's words for its.
-        let named = ["`a.weight`", "`b.weight`"].iter().any(|path| text.contains(path));
-        assert!(named && text.contains("was loaded from a record after `wrap`"), "{text}");
+        let named = ["`a.weight`", "`b.weight`"]
+            .iter()
+            .any(|path| text.contains(path));
+        assert!(
+            named && text.contains("was loaded from a record after `wrap`"),
+            "{text}"
+        );
     }
 }
 

@@ -205,6 +205,9 @@ impl Ddp {
     /// gradients (`model.valid()`, frozen parameters) communicates nothing. Any number of models can be
     /// wrapped, in the same order on every rank. Clones made before stay unwrapped.
     ///
+    /// Load records before: Burn gives a loaded parameter the record's id, and a model loaded after `wrap` cannot train on when it has tied fields
+    /// or parameters that a rank does not use in every pass ([`ReducerError::Reloaded`](crate::ReducerError::Reloaded)).
+    ///
     /// Fields that share one parameter (tied weights) are reduced once and receive the same gradient, so that they stay equal
     /// under any optimizer; all but the first get a [`ParamId`](burn::module::ParamId) of their own for that.
     ///

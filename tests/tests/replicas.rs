@@ -5,8 +5,8 @@
 use burn::module::Module;
 use burn::optim::{AdamConfig, GradientsParams, SgdConfig};
 use burn::prelude::*;
-use burn_ddp::{Ddp, Error};
-use burn_ddp_tests::{models::*, oracle::*, ranks};
+use burn_ddp::{Ddp, Error, try_backward};
+use burn_ddp_tests::{Ending, models::*, oracle::*, ranks};
 use std::path::PathBuf;
 
 #[test]
@@ -161,6 +161,63 @@ fn ddp_34_records_are_those_of_the_plain_model() {
         let (_, [plain, wrapped]) = there_and_back(&ddp, Mlp::new);
         assert!(plain == wrapped);
     });
+}
+
+/// A backward pass in which each rank uses one head, so that each needs the other's gradient for the head
+/// that it does not use.
+fn one_head_each(ddp: &Ddp, model: &TwoHeads, step: u64) -> Result<GradientsParams, Error> {
+    let x = batch(step, ddp.rank() * 4..ddp.rank() * 4 + 4, [0, 8], &device());
+    let loss = square(model.forward(x, ddp.is_main()) - 0.5);
+    Ok(GradientsParams::from_grads(try_backward(&loss)?, model))
+}
+
+#[test]
+fn ddp_34_a_loaded_model_trains_on() {
+    ranks(2).run("ddp_34_a_loaded_model_trains_on", |ddp: Ddp| {
+        // Every rank uses everything: loading after `wrap` changes nothing.
+        let (mut model, _) = there_and_back(&ddp, Mlp::new);
+        for step in 0..3 {
+            let loss =
+                |m: &Mlp, _, rows| square(m.forward(batch(step, rows, [0, 8], &device())) - 0.5);
+            model = train(model, (1, 8, 0.1), (ddp.rank(), 2), loss);
+            assert_same_bits(&ddp, &model);
+        }
+        // Otherwise the model is wrapped again.
+        let (model, _) = there_and_back(&ddp, TwoHeads::new);
+        let mut model = ddp.wrap(ddp.unwrap(model)).unwrap();
+        let mut optim = SgdConfig::new().init();
+        for step in 0..3 {
+            let grads = one_head_each(&ddp, &model, step).unwrap();
+            assert_eq!(grads.len(), 8, "both heads have a gradient");
+            let before = parameters(&model);
+            model = optim.step(0.1, model, grads);
+            assert_same_bits(&ddp, &model);
+            for (path, values) in parameters(&model) {
+                assert_ne!(at(&before, &path), Some(&values[..]), "{path} was stepped");
+            }
+        }
+    });
+}
+
+#[test]
+fn ddp_34_a_gradient_that_loading_cut_off_is_an_error() {
+    let runs = ranks(2).run_raw("ddp_34_a_gradient_that_loading_cut_off_is_an_error", || {
+        let ddp = Ddp::from_env().unwrap();
+        let (model, _) = there_and_back(&ddp, TwoHeads::new);
+        one_head_each(&ddp, &model, 0).err().unwrap().to_string()
+    });
+    for (ending, text) in runs.into_iter().flatten() {
+        assert_eq!(ending, Ending::Exit(0));
+        let text = text.unwrap();
+        // Each rank's own head, or the peer's words for its.
+        let named = ["`a.weight`", "`b.weight`"]
+            .iter()
+            .any(|path| text.contains(path));
+        assert!(
+            named && text.contains("was loaded from a record after `wrap`"),
+            "{text}"
+        );
+    }
 }
 
 /// A loss whose gradients are random, of sizes between 1e-8 and 1e8, and other ones on every rank.

@@ -142,6 +142,7 @@ impl Surveyor {
             id,
             proxy,
             seen: AtomicBool::new(false),
+            reloaded: AtomicBool::new(false),
         });
         Ok(())
     }
@@ -241,7 +242,7 @@ impl Reparameterizer for &mut Attach {
         } else {
             own_identity(param, id)
         };
-        (param, Some(hook))
+        (watch_loading(param, &self.session, occurrence), Some(hook))
     }
 }
 
@@ -253,6 +254,22 @@ fn own_identity<const D: usize>(param: Param<Tensor<D>>, id: ParamId) -> Param<T
     let (_, tensor, mapper) = param.consume();
     let leaf = Tensor::from_inner(tensor.inner()).require_grad();
     Param::from_mapped_value(id, leaf, mapper)
+}
+
+/// Lets the session know when the field is loaded from a record. The parameter may outlive the session.
+fn watch_loading<const D: usize>(
+    param: Param<Tensor<D>>,
+    session: &Arc<Session>,
+    occurrence: usize,
+) -> Param<Tensor<D>> {
+    let (id, tensor, mapper) = param.consume();
+    let (session, own) = (Arc::downgrade(session), mapper.clone());
+    Param::from_mapped_value(id, tensor, mapper).load_mapper(move |tensor| {
+        if let Some(session) = session.upgrade() {
+            session.reloaded(occurrence);
+        }
+        own.on_load(tensor)
+    })
 }
 
 /// A traversal that does nothing but meet every hook.

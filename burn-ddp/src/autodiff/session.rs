@@ -77,6 +77,8 @@ pub(super) struct Occurrence {
     pub(super) proxy: Proxy,
     /// A traversal met the hook (see [`Session::saw_hook`]).
     pub(super) seen: AtomicBool,
+    /// The field was loaded from a record, whose parameter id it has now.
+    pub(super) reloaded: AtomicBool,
 }
 
 type Flush = fn(&Session) -> Result<()>;
@@ -210,6 +212,13 @@ impl Session {
     pub(super) fn saw_hook(&self, occurrence: usize) {
         self.occurrences[occurrence]
             .seen
+            .store(true, Ordering::Relaxed);
+    }
+
+    /// The field of this occurrence was loaded from a record.
+    pub(super) fn reloaded(&self, occurrence: usize) {
+        self.occurrences[occurrence]
+            .reloaded
             .store(true, Ordering::Relaxed);
     }
 
@@ -401,6 +410,7 @@ impl Session {
             gradients.resize_with(self.layout.len(), || None);
         }
         state.uses.close();
+        self.check_identities(&fired, &gradients)?;
         self.give_to_proxies::<B>(&fired, &mut gradients, grads);
         if sync {
             self.after_sync(state, &gradients)?;
@@ -428,6 +438,26 @@ impl Session {
         };
         let upload = |data| erase(B::float_from_data(data, &device));
         Ok(data.into_iter().map(|d| d.map(upload)).collect())
+    }
+
+    /// A gradient that goes through a proxy, and the fields of a tied parameter, need the ids of `wrap`. Burn gives
+    /// a loaded parameter the id of the record and tells nobody.
+    fn check_identities(
+        &self,
+        fired: &[bool],
+        gradients: &[Option<Box<dyn Any + Send>>],
+    ) -> Result<()> {
+        let lost = self.occurrences.iter().zip(fired).find(|(o, fired)| {
+            let by_id = !**fired || self.fields[o.slot] > 1;
+            by_id && gradients[o.slot].is_some() && o.reloaded.load(Ordering::Relaxed)
+        });
+        match lost {
+            None => Ok(()),
+            Some((occurrence, _)) => Err(ReducerError::Reloaded {
+                rank: self.rank,
+                path: self.layout.params[occurrence.slot].path.clone(),
+            }),
+        }
     }
 
     /// Registers the gradients of parameters that have no return step in this graph.

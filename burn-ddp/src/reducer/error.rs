@@ -64,6 +64,18 @@ pub enum ReducerError {
         /// Bytes that arrived.
         actual: usize,
     },
+    /// A parameter was loaded from a record after `wrap`, and its gradient can no longer be given to it.
+    #[error(
+        "rank {rank}: `{path}` was loaded from a record after `wrap`, so that its identity is no longer known, and its gradient \
+         cannot be given to it: it is tied to another field, or this rank did not use it in this backward pass. Load before \
+         `wrap`, or wrap again after loading: `ddp.wrap(ddp.unwrap(model).load_file(..))`"
+    )]
+    Reloaded {
+        /// The rank that reports.
+        rank: usize,
+        /// Module path of the parameter.
+        path: String,
+    },
     /// A backward pass was left by a panic after it had begun to send gradients.
     #[error(
         "rank {rank}: an earlier backward pass was interrupted by a panic after it had sent gradients; the ranks can no longer be kept equal: restart the job"

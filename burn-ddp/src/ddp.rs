@@ -20,7 +20,10 @@ use burn::data::{dataloader::batcher::Batcher, dataset::Dataset};
 use burn::module::Module;
 use burn::tensor::Device;
 use serde::{Serialize, de::DeserializeOwned};
-use std::{fmt::Display, sync::Arc};
+use std::{
+    fmt::Display,
+    sync::{Arc, Weak},
+};
 
 /// This process's membership in a data-parallel job.
 ///
@@ -152,6 +155,10 @@ impl Ddp {
     /// Ends the job: every pending and later operation on every rank fails with an error that carries `reason`. Never blocks.
     pub fn abort(&self, reason: &str) {
         self.inner.group.abort(reason);
+    }
+
+    pub(crate) fn downgrade(&self) -> Weak<dyn ProcessGroup> {
+        Arc::downgrade(&self.inner.group)
     }
 
     /// A loader of this rank's shard of `dataset`, reshuffled each epoch by itself; see [`LoaderBuilder`]. Its `build` is collective.

@@ -16,4 +16,5 @@ pub use config::{Reduction, WrapConfig};
 pub use ddp::{Ddp, NoSync, Stats};
 pub use error::{BackwardPanic, Error, try_backward};
 pub use group::ReduceOp;
+pub use launch::{Launcher, launch};
 pub use reducer::{BucketTrace, ReducerError, RoundTrace};

@@ -1,6 +1,6 @@
 //! Starting the ranks of one machine from the program itself.
 //!
-//! [`Launcher::run_local`] is called once, early in `main`, by a program that may be three things:
+//! [`launch()`] (or [`Launcher::run`], which takes options) is called once, early in `main`, by a program that may be three things:
 //!
 //! - **the launcher**, if nobody has started it as a rank: it starts `nproc` copies of its own executable with the
 //!   same arguments and waits for them;
@@ -32,6 +32,7 @@ mod error;
 mod output;
 mod process;
 mod report;
+mod run;
 #[cfg(unix)]
 mod signals;
 mod spawn;
@@ -42,6 +43,7 @@ pub use env::{
     SECRET, THREAD_VARIABLES, WORLD_SIZE,
 };
 pub use error::{FailureReport, LaunchError, Outcome, RankFailure};
+pub use run::launch;
 
 use child::Classify;
 use env::Role;

@@ -15,7 +15,7 @@ pub fn parameters<M: Module>(model: &M) -> Vec<(String, Vec<f32>)> {
             self.0.pop();
         }
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            let values = param.base().into_data().convert::<f32>().into_vec().unwrap();
+            let values = param.base().into_data().convert::<f32>().try_into_vec().unwrap();
             self.1.push((self.0.join("."), values));
         }
     }

@@ -73,7 +73,10 @@ fn ddp_01_a_rank_that_runs_out_of_batches() {
             let loss = model.forward(batch(step, row..row + 1, [0, 8], &device)).mean();
             let start = Instant::now();
             match try_backward(&loss) {
-                Ok(grads) => model = optim.step(0.05, model, GradientsParams::from_grads(grads, &model)),
+                Ok(grads) => {
+                    let grads = GradientsParams::from_grads(grads, &model);
+                    model = optim.step(0.05, model, grads);
+                }
                 Err(error) => return Some((step, error.to_string(), start.elapsed())),
             }
         }

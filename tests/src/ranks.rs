@@ -1,6 +1,6 @@
 //! Ranks as processes, with a hard time limit.
 
-use burn_ddp::{Ddp, group::host::{LISTEN_FD, SECRET, TIMEOUT, TRANSPORT}};
+use burn_ddp::{Ddp, group::host::{LISTEN_FD, RENDEZVOUS_TIMEOUT, SECRET, TIMEOUT, TRANSPORT}};
 use rustix::io::{FdFlags, fcntl_setfd};
 use serde::{Serialize, de::DeserializeOwned};
 use std::{
@@ -218,6 +218,7 @@ impl Ranks {
                 .env(SECRET, &secret)
                 .env(TRANSPORT, transport)
                 .env(TIMEOUT, "20")
+                .env(RENDEZVOUS_TIMEOUT, "20")
                 .env(RUN, self.run.unwrap_or_default())
                 .env(RESULT, result_path(directory.path(), rank))
                 .envs(self.env.iter().cloned())

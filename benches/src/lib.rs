@@ -1,3 +1,5 @@
 //! What the benchmark programs measure with.
 
 pub mod all_reduce;
+pub mod sync_cost;
+pub mod timeline;

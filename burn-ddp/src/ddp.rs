@@ -6,8 +6,8 @@ use crate::{
         session::{Sessions, SyncSwitch},
     },
     config::WrapConfig,
-    error::Error,
     data::LoaderBuilder,
+    error::Error,
     group::{
         DType, GroupError, ProcessGroup, ReduceOp,
         host::{HostGroup, Rendezvous},

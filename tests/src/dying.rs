@@ -1,6 +1,6 @@
 //! Training in which one rank dies (DDP-03).
 
-use crate::{models::Mlp, oracle::batch, when_backward_comes};
+use crate::{mark, models::Mlp, oracle::batch};
 use burn::optim::{GradientsParams, SgdConfig};
 use burn::prelude::*;
 use burn::tensor::activation::relu;
@@ -49,7 +49,7 @@ pub fn train(ddp: &Ddp, moment: Moment, die: fn()) -> Result<(), Error> {
         let row = ddp.rank();
         let mut hidden = relu(model.a.forward(batch(step, row..row + 1, [0, 8], &device)));
         if dies(Moment::During) {
-            hidden = when_backward_comes(hidden, die);
+            hidden = mark(hidden, die);
         }
         let loss = model.b.forward(hidden).powf_scalar(2.0).mean();
         if dies(Moment::Before) {

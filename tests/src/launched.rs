@@ -77,10 +77,15 @@ fn wait(launcher: &mut Child, end: Instant) -> Option<i32> {
 
 /// The processes, other than zombies, that were started with this variable.
 fn processes_with(variable: &str) -> Vec<u32> {
-    let pids = fs::read_dir("/proc").unwrap().flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let pids = fs::read_dir("/proc")
+        .unwrap()
+        .flatten()
+        .filter_map(|entry| entry.file_name().to_str()?.parse().ok());
     let marked = |pid: &u32| {
         let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-        environment.split(|byte| *byte == 0).any(|entry| entry == variable.as_bytes())
+        environment
+            .split(|byte| *byte == 0)
+            .any(|entry| entry == variable.as_bytes())
     };
     pids.filter(marked).collect()
 }

@@ -5,17 +5,17 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-mod backward;
 pub mod dying;
 mod launched;
 mod log;
+mod mark;
 pub mod models;
 pub mod oracle;
 mod ports;
 mod ranks;
 
-pub use backward::when_backward_comes;
 pub use launched::{Launched, launched};
 pub use log::log_to_stderr;
+pub use mark::mark;
 pub use ports::free_port;
 pub use ranks::{Ending, Ranks, Trace, in_rank, ranks};

@@ -1,10 +1,13 @@
 //! Small models.
 
+use crate::oracle::floats;
 use burn::module::Param;
 use burn::nn::{
-    BatchNorm, BatchNormConfig, Embedding, EmbeddingConfig, Linear, LinearConfig, PaddingConfig2d, Relu, Tanh,
+    BatchNorm, BatchNormConfig, Dropout, DropoutConfig, Embedding, EmbeddingConfig, Linear,
+    LinearConfig, PaddingConfig2d, Relu, Tanh,
     conv::{Conv2d, Conv2dConfig},
 };
+use burn::optim::GradientsParams;
 use burn::prelude::*;
 
 /// One scalar weight; the gradient of [`loss`](Self::loss) is `x`.
@@ -25,6 +28,55 @@ impl Scalar {
     /// `w * x`.
     pub fn loss(&self, x: f32) -> Tensor<1> {
         self.w.val() * x
+    }
+
+    /// The gradient of `w`, if there is one.
+    pub fn gradient(&self, grads: &GradientsParams) -> Option<f32> {
+        grads.get::<1>(self.w.id).map(|g| floats(g)[0])
+    }
+}
+
+/// Equal-shaped vectors, named `w.0`, `w.1` and so on.
+#[derive(Module, Debug)]
+pub struct Vectors {
+    /// The vectors.
+    pub w: Vec<Param<Tensor<1>>>,
+}
+
+impl Vectors {
+    /// `count` vectors of `elements` zeros.
+    pub fn new(count: usize, elements: usize, device: &Device) -> Self {
+        let zeros = || Param::from_tensor(Tensor::zeros([elements], device));
+        Self {
+            w: (0..count).map(|_| zeros()).collect(),
+        }
+    }
+}
+
+/// `layers` times Linear(16,16) - ReLU.
+#[derive(Module, Debug)]
+pub struct Deep {
+    /// The layers.
+    pub layers: Vec<Linear>,
+    act: Relu,
+}
+
+impl Deep {
+    /// Random weights.
+    pub fn new(layers: usize, device: &Device) -> Self {
+        let layer = || LinearConfig::new(16, 16).init(device);
+        Self {
+            layers: (0..layers).map(|_| layer()).collect(),
+            act: Relu::new(),
+        }
+    }
+
+    /// `[batch, 16]` to `[batch, 16]`; `tap` sees the output of each layer and returns what the next one gets.
+    pub fn forward(&self, x: Tensor<2>, tap: impl Fn(usize, Tensor<2>) -> Tensor<2>) -> Tensor<2> {
+        let layers = self.layers.iter().enumerate();
+        layers.fold(x, |x, (i, layer)| {
+            tap(i, self.act.forward(layer.forward(x)))
+        })
     }
 }
 
@@ -78,7 +130,11 @@ impl TwoHeads {
     /// `[batch, 8]` to `[batch, 2]` through head `a` or `b`.
     pub fn forward(&self, x: Tensor<2>, a: bool) -> Tensor<2> {
         let x = self.trunk.forward(x);
-        if a { self.a.forward(x) } else { self.b.forward(x) }
+        if a {
+            self.a.forward(x)
+        } else {
+            self.b.forward(x)
+        }
     }
 }
 
@@ -106,7 +162,9 @@ impl Rnn {
     pub fn forward(&self, x: Tensor<2>, steps: usize) -> Tensor<2> {
         let mut state = Tensor::zeros([x.dims()[0], 4], &x.device());
         for _ in 0..steps {
-            state = self.act.forward(self.input.forward(x.clone()) + self.hidden.forward(state));
+            state = self
+                .act
+                .forward(self.input.forward(x.clone()) + self.hidden.forward(state));
         }
         state
     }
@@ -134,7 +192,66 @@ impl TiedLm {
     pub fn forward(&self, words: Tensor<2, Int>) -> Tensor<2> {
         let [batch, length] = words.dims();
         let x = self.embedding.forward(words).reshape([batch * length, 8]);
-        self.mix.forward(x).matmul(self.embedding.weight.val().transpose())
+        self.mix
+            .forward(x)
+            .matmul(self.embedding.weight.val().transpose())
+    }
+}
+
+/// [`TiedLm`] with the shared matrix in two fields under one parameter id.
+#[derive(Module, Debug)]
+pub struct TwiceTiedLm {
+    /// The embedding.
+    pub embedding: Embedding,
+    /// Between them.
+    pub mix: Linear,
+    /// The output matrix: the embedding's parameter.
+    pub output: Param<Tensor<2>>,
+}
+
+impl TwiceTiedLm {
+    /// Random weights: 12 words, 8 dimensions.
+    pub fn new(device: &Device) -> Self {
+        let TiedLm { embedding, mix } = TiedLm::new(device);
+        Self {
+            output: embedding.weight.clone(),
+            embedding,
+            mix,
+        }
+    }
+
+    /// As [`TiedLm::forward`].
+    pub fn forward(&self, words: Tensor<2, Int>) -> Tensor<2> {
+        let [batch, length] = words.dims();
+        let x = self.embedding.forward(words).reshape([batch * length, 8]);
+        self.mix.forward(x).matmul(self.output.val().transpose())
+    }
+}
+
+/// [`Mlp`], batch norm and dropout.
+#[derive(Module, Debug)]
+pub struct NormMlp {
+    /// Both layers.
+    pub mlp: Mlp,
+    /// On the output.
+    pub norm: BatchNorm,
+    /// Between them.
+    pub dropout: Dropout,
+}
+
+impl NormMlp {
+    /// Random weights; half of the hidden values are dropped.
+    pub fn new(device: &Device) -> Self {
+        Self {
+            mlp: Mlp::new(device),
+            norm: BatchNormConfig::new(4).init(device),
+            dropout: DropoutConfig::new(0.5).init(),
+        }
+    }
+
+    /// `[batch, 8]` to `[batch, 4]`.
+    pub fn forward(&self, x: Tensor<2>) -> Tensor<2> {
+        self.norm.forward(self.dropout.forward(self.mlp.forward(x)))
     }
 }
 
@@ -152,7 +269,11 @@ pub struct SmallResNet {
 impl SmallResNet {
     /// Random weights for images `[batch, 1, 8, 8]`.
     pub fn new(device: &Device) -> Self {
-        let conv = |from, to| Conv2dConfig::new([from, to], [3, 3]).with_padding(PaddingConfig2d::Same).init(device);
+        let conv = |from, to| {
+            Conv2dConfig::new([from, to], [3, 3])
+                .with_padding(PaddingConfig2d::Same)
+                .init(device)
+        };
         Self {
             stem: conv(1, 4),
             norm: BatchNormConfig::new(4).init(device),
@@ -166,7 +287,11 @@ impl SmallResNet {
     /// result independent of how a batch is divided.
     pub fn forward(&self, x: Tensor<4>, frozen: bool) -> Tensor<2> {
         let x = self.stem.forward(x);
-        let x = if frozen { self.frozen_norm(x) } else { self.norm.forward(x) };
+        let x = if frozen {
+            self.frozen_norm(x)
+        } else {
+            self.norm.forward(x)
+        };
         let x = self.act.forward(x);
         let x = self.act.forward(self.block.forward(x.clone()) + x);
         let pooled = x.mean_dims(&[2, 3]).reshape([-1, 4]);
@@ -176,7 +301,10 @@ impl SmallResNet {
     fn frozen_norm(&self, x: Tensor<4>) -> Tensor<4> {
         let shape = [1, 4, 1, 1];
         let mean = self.norm.running_mean.value_sync().reshape(shape);
-        let deviation = (self.norm.running_var.value_sync() + 1e-5).sqrt().reshape(shape);
-        (x - mean) / deviation * self.norm.gamma.val().reshape(shape) + self.norm.beta.val().reshape(shape)
+        let deviation = (self.norm.running_var.value_sync() + 1e-5)
+            .sqrt()
+            .reshape(shape);
+        (x - mean) / deviation * self.norm.gamma.val().reshape(shape)
+            + self.norm.beta.val().reshape(shape)
     }
 }

@@ -1,6 +1,9 @@
 //! Ranks as processes, with a hard time limit.
 
-use burn_ddp::{Ddp, group::host::{LISTEN_FD, RENDEZVOUS_TIMEOUT, SECRET, TIMEOUT, TRANSPORT}};
+use burn_ddp::{
+    Ddp,
+    group::host::{LISTEN_FD, RENDEZVOUS_TIMEOUT, SECRET, TIMEOUT, TRANSPORT},
+};
 use rustix::io::{FdFlags, fcntl_setfd};
 use serde::{Serialize, de::DeserializeOwned};
 use std::{
@@ -140,7 +143,11 @@ impl Ranks {
     ///
     /// `test` is the path of the test function in its file. In a rank of this run this never returns; in a rank of
     /// another run of the same test it returns nothing at once.
-    pub fn run<T: Serialize + DeserializeOwned>(self, test: &str, body: impl FnOnce(Ddp) -> T) -> Vec<Vec<T>> {
+    pub fn run<T: Serialize + DeserializeOwned>(
+        self,
+        test: &str,
+        body: impl FnOnce(Ddp) -> T,
+    ) -> Vec<Vec<T>> {
         let other = self.run_rank(|| {
             let ddp = Ddp::from_env().unwrap();
             let result = body(ddp.clone());
@@ -155,20 +162,37 @@ impl Ranks {
         for transport in self.transports {
             let run = self.start(test, transport, false);
             for (rank, (ending, _)) in run.endings.iter().enumerate() {
-                assert_eq!(*ending, Ending::Exit(0), "rank {rank} over {transport}; its output is above");
+                assert_eq!(
+                    *ending,
+                    Ending::Exit(0),
+                    "rank {rank} over {transport}; its output is above"
+                );
             }
-            runs.push(run.traces().into_iter().map(|trace| trace.result.unwrap()).collect());
+            runs.push(
+                run.traces()
+                    .into_iter()
+                    .map(|trace| trace.result.unwrap())
+                    .collect(),
+            );
         }
         runs
     }
 
     /// Runs `body`, which joins by itself and may fail or die, on every rank; returns how each ended and what it returned, if anything.
-    pub fn run_raw<T: Serialize + DeserializeOwned>(self, test: &str, body: impl FnOnce() -> T) -> Vec<Vec<(Ending, Option<T>)>> {
+    pub fn run_raw<T: Serialize + DeserializeOwned>(
+        self,
+        test: &str,
+        body: impl FnOnce() -> T,
+    ) -> Vec<Vec<(Ending, Option<T>)>> {
         self.start_raw(test, body, false, |trace| (trace.ending, trace.result))
     }
 
     /// Like [`run_raw`](Self::run_raw), with all that is left of each rank, its stderr too.
-    pub fn watch<T: Serialize + DeserializeOwned>(self, test: &str, body: impl FnOnce() -> T) -> Vec<Vec<Trace<T>>> {
+    pub fn watch<T: Serialize + DeserializeOwned>(
+        self,
+        test: &str,
+        body: impl FnOnce() -> T,
+    ) -> Vec<Vec<Trace<T>>> {
         self.start_raw(test, body, true, |trace| trace)
     }
 
@@ -182,13 +206,21 @@ impl Ranks {
         if self.run_rank(body) {
             return Vec::new();
         }
-        let run = |transport: &&str| self.start(test, transport, capture).traces().into_iter().map(&show).collect();
+        let run = |transport: &&str| {
+            self.start(test, transport, capture)
+                .traces()
+                .into_iter()
+                .map(&show)
+                .collect()
+        };
         self.transports.iter().map(run).collect()
     }
 
     /// In a rank of this run: runs `body`, leaves the result and ends the process. Else whether this is a rank of another run.
     fn run_rank<T: Serialize>(&self, body: impl FnOnce() -> T) -> bool {
-        let Some(path) = std::env::var_os(RESULT) else { return false };
+        let Some(path) = std::env::var_os(RESULT) else {
+            return false;
+        };
         if std::env::var(RUN).unwrap_or_default() != self.run.unwrap_or_default() {
             return true;
         }
@@ -202,9 +234,18 @@ impl Ranks {
 
     fn start(&self, test: &str, transport: &str, capture: bool) -> Run {
         let directory = tempfile::tempdir().unwrap();
-        let listener = self.port.is_none().then(|| TcpListener::bind("127.0.0.1:0").unwrap());
-        let port = self.port.or_else(|| Some(listener.as_ref()?.local_addr().ok()?.port())).unwrap();
-        let secret = format!("{:032x}", u128::from(std::process::id()) << 64 | u128::from(port));
+        let listener = self
+            .port
+            .is_none()
+            .then(|| TcpListener::bind("127.0.0.1:0").unwrap());
+        let port = self
+            .port
+            .or_else(|| Some(listener.as_ref()?.local_addr().ok()?.port()))
+            .unwrap();
+        let secret = format!(
+            "{:032x}",
+            u128::from(std::process::id()) << 64 | u128::from(port)
+        );
         let command = |rank: usize| {
             let mut command = Command::new(std::env::current_exe().unwrap());
             command
@@ -222,11 +263,18 @@ impl Ranks {
                 .env(RUN, self.run.unwrap_or_default())
                 .env(RESULT, result_path(directory.path(), rank))
                 .envs(self.env.iter().cloned())
-                .envs(self.rank_env.iter().filter(|(of, ..)| *of == rank).map(|(_, name, value)| (name, value)))
+                .envs(
+                    self.rank_env
+                        .iter()
+                        .filter(|(of, ..)| *of == rank)
+                        .map(|(_, name, value)| (name, value)),
+                )
                 .stdin(Stdio::null())
                 .stdout(Stdio::null());
             if self.port.is_some() {
-                command.env_remove(SECRET).env("XDG_RUNTIME_DIR", directory.path());
+                command
+                    .env_remove(SECRET)
+                    .env("XDG_RUNTIME_DIR", directory.path());
             }
             if capture {
                 command.stderr(File::create(stderr_path(directory.path(), rank)).unwrap());
@@ -265,7 +313,9 @@ impl Run {
         let trace = |(rank, (ending, after)): (usize, &(Ending, Duration))| Trace {
             ending: ending.clone(),
             after: *after,
-            result: fs::read(result_path(directory, rank)).ok().map(|bytes| serde_json::from_slice(&bytes).unwrap()),
+            result: fs::read(result_path(directory, rank))
+                .ok()
+                .map(|bytes| serde_json::from_slice(&bytes).unwrap()),
             stderr: fs::read_to_string(stderr_path(directory, rank)).unwrap_or_default(),
         };
         self.endings.iter().enumerate().map(trace).collect()
@@ -284,10 +334,17 @@ fn wait(children: &mut [Child], start: Instant, limit: Duration) -> Vec<(Ending,
     let mut endings: Vec<Option<(Ending, Duration)>> = vec![None; children.len()];
     while endings.iter().any(Option::is_none) {
         let late = start.elapsed() > limit;
-        for (child, ending) in children.iter_mut().zip(&mut endings).filter(|(_, e)| e.is_none()) {
+        for (child, ending) in children
+            .iter_mut()
+            .zip(&mut endings)
+            .filter(|(_, e)| e.is_none())
+        {
             if let Some(status) = child.try_wait().unwrap() {
                 let code = || Ending::Exit(status.code().unwrap_or(-1));
-                *ending = Some((status.signal().map_or_else(code, Ending::Signal), start.elapsed()));
+                *ending = Some((
+                    status.signal().map_or_else(code, Ending::Signal),
+                    start.elapsed(),
+                ));
             } else if late {
                 let _ = child.kill();
                 let _ = child.wait();

@@ -15,7 +15,13 @@ use std::{
 /// `value` in `size` elements, summed over ranks.
 fn sum(group: &dyn ProcessGroup, size: usize, value: f32) -> Vec<f32> {
     let mut data = vec![value; size];
-    group.all_reduce(bytemuck::cast_slice_mut(&mut data), DType::F32, ReduceOp::Sum).unwrap();
+    group
+        .all_reduce(
+            bytemuck::cast_slice_mut(&mut data),
+            DType::F32,
+            ReduceOp::Sum,
+        )
+        .unwrap();
     data
 }
 
@@ -26,7 +32,10 @@ fn ddp_23_a_thousand_one_after_another() {
     ranks(3).run("ddp_23_a_thousand_one_after_another", |ddp| {
         for step in 0..1000 {
             let size = SIZES[step % 4];
-            assert_eq!(sum(&**ddp.group(), size, step as f32), vec![3.0 * step as f32; size]);
+            assert_eq!(
+                sum(&**ddp.group(), size, step as f32),
+                vec![3.0 * step as f32; size]
+            );
         }
     });
 }
@@ -41,7 +50,10 @@ fn ddp_23_fifty_in_flight() {
         };
         let works: Vec<_> = (0..50).map(submit).collect();
         for (step, work) in works.into_iter().enumerate() {
-            assert_eq!(work.wait().unwrap(), vec![3.0 * step as f32; SIZES[step % 4]]);
+            assert_eq!(
+                work.wait().unwrap(),
+                vec![3.0 * step as f32; SIZES[step % 4]]
+            );
         }
     });
 }
@@ -50,15 +62,24 @@ fn ddp_23_fifty_in_flight() {
 #[test]
 fn ddp_23_two_groups_interleaved() {
     ranks(3).run("ddp_23_two_groups_interleaved", |ddp| {
-        let groups: [Arc<dyn ProcessGroup>; 2] = [ddp.group().new_group().unwrap(), ddp.group().new_group().unwrap()];
-        let queues = [WorkQueue::new("test-queue-0").unwrap(), WorkQueue::new("test-queue-1").unwrap()];
+        let groups: [Arc<dyn ProcessGroup>; 2] = [
+            ddp.group().new_group().unwrap(),
+            ddp.group().new_group().unwrap(),
+        ];
+        let queues = [
+            WorkQueue::new("test-queue-0").unwrap(),
+            WorkQueue::new("test-queue-1").unwrap(),
+        ];
         let mut works = Vec::new();
         for step in 0..50 {
             for turn in 0..2 {
                 let which = (turn + ddp.rank()) % 2;
                 let (group, size) = (groups[which].clone(), SIZES[step % 4]);
                 let value = (1000 * which + step) as f32;
-                works.push((vec![3.0 * value; size], queues[which].submit(move || sum(&*group, size, value))));
+                works.push((
+                    vec![3.0 * value; size],
+                    queues[which].submit(move || sum(&*group, size, value)),
+                ));
             }
         }
         for (expected, work) in works {
@@ -68,7 +89,11 @@ fn ddp_23_two_groups_interleaved() {
 }
 
 /// Ranks 0 and 1 meet in these two operations: both fail at once, and both see both.
-fn mismatch(test: &str, operations: [fn(&dyn ProcessGroup) -> burn_ddp::group::Result<()>; 2], sides: [&str; 2]) {
+fn mismatch(
+    test: &str,
+    operations: [fn(&dyn ProcessGroup) -> burn_ddp::group::Result<()>; 2],
+    sides: [&str; 2],
+) {
     let runs = ranks(2).run_raw(test, || {
         let ddp = Ddp::from_env().unwrap();
         let start = Instant::now();
@@ -76,7 +101,9 @@ fn mismatch(test: &str, operations: [fn(&dyn ProcessGroup) -> burn_ddp::group::R
         (error.to_string(), start.elapsed())
     });
     for (rank, (ending, result)) in runs.iter().flat_map(|run| run.iter().enumerate()) {
-        let (error, elapsed) = result.as_ref().unwrap_or_else(|| panic!("rank {rank}: {ending:?}"));
+        let (error, elapsed) = result
+            .as_ref()
+            .unwrap_or_else(|| panic!("rank {rank}: {ending:?}"));
         assert!(error.contains("collectives do not match"), "{error}");
         assert!(sides.iter().all(|side| error.contains(side)), "{error}");
         assert!(*elapsed < Duration::from_secs(5), "{elapsed:?}");
@@ -122,9 +149,12 @@ fn ddp_25_c_operations_differ() {
 /// Each rank would name the run after itself; all use rank 0's name.
 #[test]
 fn ddp_20_the_run_directory_is_rank_0s() {
-    let runs = ranks(3).over("tcp").run("ddp_20_the_run_directory_is_rank_0s", |ddp| {
-        ddp.broadcast(format!("run-of-{}", std::process::id())).unwrap()
-    });
+    let runs = ranks(3)
+        .over("tcp")
+        .run("ddp_20_the_run_directory_is_rank_0s", |ddp| {
+            ddp.broadcast(format!("run-of-{}", std::process::id()))
+                .unwrap()
+        });
     for names in runs {
         assert!(names[0].starts_with("run-of-"));
         assert!(names.iter().all(|name| *name == names[0]), "{names:?}");

@@ -21,7 +21,10 @@ use std::{
 
 /// `main` of a program that launches `nproc` ranks.
 fn launch(nproc: usize, train: impl FnOnce(Ddp) -> Result<(), Error>) {
-    let launcher = Launcher::new().nproc(nproc).grace(Duration::from_secs(2)).secondary(Error::is_secondary);
+    let launcher = Launcher::new()
+        .nproc(nproc)
+        .grace(Duration::from_secs(2))
+        .secondary(Error::is_secondary);
     match launcher.run(train) {
         Ok(()) => std::process::exit(0),
         Err(Error::Launch(error)) => error.exit(),
@@ -31,8 +34,13 @@ fn launch(nproc: usize, train: impl FnOnce(Ddp) -> Result<(), Error>) {
 
 /// The launcher's report.
 fn summary(launched: &Launched) -> &str {
-    let start = launched.stderr.rfind(" failed first ").unwrap_or_else(|| panic!("no report: {launched:#?}"));
-    let line = launched.stderr[..start].rfind('\n').map_or(0, |end| end + 1);
+    let start = launched
+        .stderr
+        .rfind(" failed first ")
+        .unwrap_or_else(|| panic!("no report: {launched:#?}"));
+    let line = launched.stderr[..start]
+        .rfind('\n')
+        .map_or(0, |end| end + 1);
     &launched.stderr[line..]
 }
 
@@ -58,38 +66,57 @@ fn ddp_03_the_launcher_ends_the_survivors() {
 
 #[test]
 fn ddp_17_four_launches_at_once() {
-    let ended = launched("ddp_17_four_launches_at_once", &["a", "b", "c", "d"], |_| {
-        launch(2, |ddp| {
-            assert_eq!(ddp.sum(ddp.rank() as f64 + 1.0)?, 3.0);
-            Ok(())
-        });
-    });
+    let ended = launched(
+        "ddp_17_four_launches_at_once",
+        &["a", "b", "c", "d"],
+        |_| {
+            launch(2, |ddp| {
+                assert_eq!(ddp.sum(ddp.rank() as f64 + 1.0)?, 3.0);
+                Ok(())
+            });
+        },
+    );
     for ended in ended {
-        assert_eq!((ended.code, &ended.left[..]), (Some(0), &[][..]), "{ended:#?}");
+        assert_eq!(
+            (ended.code, &ended.left[..]),
+            (Some(0), &[][..]),
+            "{ended:#?}"
+        );
     }
 }
 
 #[test]
 fn ddp_20_the_first_cause_is_reported() {
-    let ended = launched("ddp_20_the_first_cause_is_reported", &["panic", "kill"], |variant| {
-        launch(3, |ddp| {
-            for step in 0..10 {
-                match (step, ddp.rank(), variant) {
-                    (3, 1, "panic") => panic!("boom-{}", 42),
-                    (3, 2, "kill") => kill_process(getpid(), Signal::KILL).unwrap(),
-                    _ => {}
+    let ended = launched(
+        "ddp_20_the_first_cause_is_reported",
+        &["panic", "kill"],
+        |variant| {
+            launch(3, |ddp| {
+                for step in 0..10 {
+                    match (step, ddp.rank(), variant) {
+                        (3, 1, "panic") => panic!("boom-{}", 42),
+                        (3, 2, "kill") => kill_process(getpid(), Signal::KILL).unwrap(),
+                        _ => {}
+                    }
+                    ddp.sum(1.0)?;
                 }
-                ddp.sum(1.0)?;
-            }
-            Ok(())
-        });
-    });
+                Ok(())
+            });
+        },
+    );
     let report = summary(&ended[0]);
-    let at = |text: &str| report.find(text).unwrap_or_else(|| panic!("no {text:?}: {:#?}", ended[0]));
+    let at = |text: &str| {
+        report
+            .find(text)
+            .unwrap_or_else(|| panic!("no {text:?}: {:#?}", ended[0]))
+    };
     assert!(at("rank 1 of 3 failed first") < at("boom-42"), "{report}");
     assert!(at("boom-42") < at("lost rank 1"), "{report}");
     let report = summary(&ended[1]);
-    assert!(report.starts_with("rank 2 of 3 failed first") && report.contains("signal 9 (SIGKILL)"), "{report}");
+    assert!(
+        report.starts_with("rank 2 of 3 failed first") && report.contains("signal 9 (SIGKILL)"),
+        "{report}"
+    );
 }
 
 #[test]
@@ -103,7 +130,10 @@ fn ddp_17_a_taken_port() {
     });
     for trace in runs.iter().flatten() {
         let (error, elapsed) = trace.finished();
-        assert!(error.contains(&port.to_string()) && error.contains("another MASTER_PORT"), "{error}");
+        assert!(
+            error.contains(&port.to_string()) && error.contains("another MASTER_PORT"),
+            "{error}"
+        );
         assert!(*elapsed < Duration::from_secs(5), "{elapsed:?}: {error}");
     }
     let owner = format!("port {port} is in use by process {}", std::process::id());
@@ -116,9 +146,12 @@ fn ddp_17_a_taken_port() {
 fn ddp_17_the_same_port_again_at_once() {
     let port = free_port();
     for name in ["first", "second", "third"] {
-        ranks(2).port(port).named(name).run("ddp_17_the_same_port_again_at_once", |ddp| {
-            assert_eq!(ddp.sum(1.0).unwrap(), 2.0);
-        });
+        ranks(2)
+            .port(port)
+            .named(name)
+            .run("ddp_17_the_same_port_again_at_once", |ddp| {
+                assert_eq!(ddp.sum(1.0).unwrap(), 2.0);
+            });
     }
 }
 
@@ -137,30 +170,32 @@ fn strangers() -> Vec<Vec<u8>> {
 
 #[test]
 fn ddp_36_strangers_at_the_door() {
-    let runs = ranks(2).port(free_port()).watch("ddp_36_strangers_at_the_door", || {
-        let rank: usize = std::env::var("RANK").unwrap().parse().unwrap();
-        let port: u16 = std::env::var("MASTER_PORT").unwrap().parse().unwrap();
-        log_to_stderr();
-        let before = peak_memory();
-        let mut silent = None;
-        if rank == 1 {
-            silent = Some(call(port));
-            assert_eq!(listening_addresses(port), [Ipv4Addr::LOCALHOST.to_string()]);
-            for bytes in strangers() {
-                let mut stream = call(port);
-                stream.write_all(&bytes).unwrap();
-                // Until rank 0 hangs up, which it may have done by now.
-                let _ = stream.shutdown(Shutdown::Write);
-                let _ = stream.read_to_end(&mut Vec::new());
+    let runs = ranks(2)
+        .port(free_port())
+        .watch("ddp_36_strangers_at_the_door", || {
+            let rank: usize = std::env::var("RANK").unwrap().parse().unwrap();
+            let port: u16 = std::env::var("MASTER_PORT").unwrap().parse().unwrap();
+            log_to_stderr();
+            let before = peak_memory();
+            let mut silent = None;
+            if rank == 1 {
+                silent = Some(call(port));
+                assert_eq!(listening_addresses(port), [Ipv4Addr::LOCALHOST.to_string()]);
+                for bytes in strangers() {
+                    let mut stream = call(port);
+                    stream.write_all(&bytes).unwrap();
+                    // Until rank 0 hangs up, which it may have done by now.
+                    let _ = stream.shutdown(Shutdown::Write);
+                    let _ = stream.read_to_end(&mut Vec::new());
+                }
             }
-        }
-        let ddp = Ddp::from_env().unwrap();
-        let sum = ddp.sum(1.0).unwrap();
-        let grown = peak_memory() - before;
-        ddp.barrier().unwrap();
-        drop(silent);
-        (sum, grown)
-    });
+            let ddp = Ddp::from_env().unwrap();
+            let sum = ddp.sum(1.0).unwrap();
+            let grown = peak_memory() - before;
+            ddp.barrier().unwrap();
+            drop(silent);
+            (sum, grown)
+        });
     for run in runs {
         for trace in &run {
             let (sum, grown) = trace.finished();
@@ -168,7 +203,10 @@ fn ddp_36_strangers_at_the_door() {
             // Memory for a length of 4 GiB would show.
             assert!(*grown < 2 << 20, "{grown} KiB");
         }
-        let refusals = run[0].stderr.matches("rank 0 turned away 127.0.0.1:").count();
+        let refusals = run[0]
+            .stderr
+            .matches("rank 0 turned away 127.0.0.1:")
+            .count();
         assert!(refusals >= strangers().len(), "{}", run[0].stderr);
         for cause in ["does not speak burn-ddp's protocol", "different secrets"] {
             assert!(run[0].stderr.contains(cause), "{}", run[0].stderr);
@@ -181,7 +219,9 @@ fn call(port: u16) -> TcpStream {
     let end = Instant::now() + Duration::from_secs(20);
     loop {
         match TcpStream::connect(("127.0.0.1", port)) {
-            Ok(stream) if stream.local_addr().unwrap() != stream.peer_addr().unwrap() => return stream,
+            Ok(stream) if stream.local_addr().unwrap() != stream.peer_addr().unwrap() => {
+                return stream;
+            }
             result => assert!(Instant::now() < end, "{result:?}"),
         }
         thread::sleep(Duration::from_millis(20));
@@ -191,7 +231,10 @@ fn call(port: u16) -> TcpStream {
 /// Peak virtual memory of this process in KiB.
 fn peak_memory() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmPeak:")).unwrap();
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmPeak:"))
+        .unwrap();
     line.trim().trim_end_matches(" kB").parse().unwrap()
 }
 
@@ -205,28 +248,44 @@ fn listening_addresses(port: u16) -> Vec<String> {
             let here = u16::from_str_radix(local, 16) == Ok(port) && columns[3] == "0A";
             here.then(|| address.to_owned())
         };
-        table.lines().skip(1).filter_map(address).collect::<Vec<_>>()
+        table
+            .lines()
+            .skip(1)
+            .filter_map(address)
+            .collect::<Vec<_>>()
     };
     let v4 = listening("/proc/net/tcp").into_iter();
-    let v4 = v4.map(|hex| Ipv4Addr::from(u32::from_str_radix(&hex, 16).unwrap().to_ne_bytes()).to_string());
+    let v4 = v4.map(|hex| {
+        Ipv4Addr::from(u32::from_str_radix(&hex, 16).unwrap().to_ne_bytes()).to_string()
+    });
     v4.chain(listening("/proc/net/tcp6")).collect()
 }
 
 /// Two ranks that cannot share memory in `directory` train over TCP, with one warning that says why.
 fn falls_back_to_tcp(test: &'static str, name: &'static str, directory: &Path) {
-    let runs = ranks(2).over("auto").named(name).env("BURN_DDP_SHM_DIR", directory.to_str().unwrap()).watch(test, || {
-        log_to_stderr();
-        let ddp = Ddp::from_env().unwrap();
-        (ddp.group().transport().to_owned(), ddp.sum(1.0).unwrap())
-    });
+    let runs = ranks(2)
+        .over("auto")
+        .named(name)
+        .env("BURN_DDP_SHM_DIR", directory.to_str().unwrap())
+        .watch(test, || {
+            log_to_stderr();
+            let ddp = Ddp::from_env().unwrap();
+            (ddp.group().transport().to_owned(), ddp.sum(1.0).unwrap())
+        });
     for run in runs {
         for trace in &run {
             assert_eq!(*trace.finished(), ("tcp".to_owned(), 2.0));
         }
         let warnings: Vec<&str> = run.iter().flat_map(|trace| trace.stderr.lines()).collect();
         assert_eq!(warnings.len(), 1, "{warnings:#?}");
-        assert!(warnings[0].contains("no shared memory, data goes through TCP"), "{warnings:?}");
-        assert!(warnings[0].contains(directory.to_str().unwrap()), "{warnings:?}");
+        assert!(
+            warnings[0].contains("no shared memory, data goes through TCP"),
+            "{warnings:?}"
+        );
+        assert!(
+            warnings[0].contains(directory.to_str().unwrap()),
+            "{warnings:?}"
+        );
     }
 }
 
@@ -245,8 +304,13 @@ impl Tiny {
     fn mount() -> Option<Self> {
         let directory = tempfile::tempdir().unwrap();
         let mut mount = Command::new("mount");
-        mount.args(["-t", "tmpfs", "-o", "size=64k", "burn-ddp-test"]).arg(directory.path());
-        mount.output().is_ok_and(|output| output.status.success()).then_some(Self(directory))
+        mount
+            .args(["-t", "tmpfs", "-o", "size=64k", "burn-ddp-test"])
+            .arg(directory.path());
+        mount
+            .output()
+            .is_ok_and(|output| output.status.success())
+            .then_some(Self(directory))
     }
 }
 
@@ -273,19 +337,28 @@ fn ddp_35_nothing_is_left_of_killed_ranks() {
     let test = "ddp_35_nothing_is_left_of_killed_ranks";
     // A killed rank would leave its own behind.
     let directory = (!in_rank()).then(|| tempfile::tempdir_in("/dev/shm").unwrap());
-    let shm = directory.as_ref().map_or(Path::new(""), |directory| directory.path());
-    let runs = ranks(2).over("shm").env("BURN_DDP_SHM_DIR", shm.to_str().unwrap()).watch(test, || {
-        let ddp = Ddp::from_env().unwrap();
-        assert_eq!(ddp.group().transport(), "shm");
-        let mut buffer = ddp.group().buffer(1 << 20).unwrap();
-        buffer.input().fill(1);
-        // Both are in the middle of their job, with memory mapped.
-        assert_eq!(ddp.sum(1.0).unwrap(), 2.0);
-        kill_process(getpid(), Signal::KILL).unwrap();
-    });
+    let shm = directory
+        .as_ref()
+        .map_or(Path::new(""), |directory| directory.path());
+    let runs = ranks(2)
+        .over("shm")
+        .env("BURN_DDP_SHM_DIR", shm.to_str().unwrap())
+        .watch(test, || {
+            let ddp = Ddp::from_env().unwrap();
+            assert_eq!(ddp.group().transport(), "shm");
+            let mut buffer = ddp.group().buffer(1 << 20).unwrap();
+            buffer.input().fill(1);
+            // Both are in the middle of their job, with memory mapped.
+            assert_eq!(ddp.sum(1.0).unwrap(), 2.0);
+            kill_process(getpid(), Signal::KILL).unwrap();
+        });
     for trace in runs.iter().flatten() {
         assert_eq!(trace.ending, Ending::Signal(9), "{trace:#?}");
     }
-    let left: Vec<_> = fs::read_dir(shm).unwrap().flatten().map(|entry| entry.path()).collect();
+    let left: Vec<_> = fs::read_dir(shm)
+        .unwrap()
+        .flatten()
+        .map(|entry| entry.path())
+        .collect();
     assert_eq!(left, Vec::<std::path::PathBuf>::new());
 }

@@ -44,10 +44,16 @@ fn ddp_18_the_epoch_advances_by_itself() {
     for run in runs {
         let (first, second) = (&run[0], &run[1]);
         for epoch in 0..3 {
-            assert_eq!(union(&[first.0[epoch].clone(), second.0[epoch].clone()]), (0..16).collect::<Vec<_>>());
+            assert_eq!(
+                union(&[first.0[epoch].clone(), second.0[epoch].clone()]),
+                (0..16).collect::<Vec<_>>()
+            );
         }
         for (epochs, again) in [first, second] {
-            assert!(epochs[0] != epochs[1] && epochs[1] != epochs[2] && epochs[0] != epochs[2], "{epochs:?}");
+            assert!(
+                epochs[0] != epochs[1] && epochs[1] != epochs[2] && epochs[0] != epochs[2],
+                "{epochs:?}"
+            );
             assert_eq!(*again, epochs[1]);
         }
     }
@@ -57,11 +63,22 @@ fn ddp_18_the_epoch_advances_by_itself() {
 fn ddp_18_seeds_that_differ() {
     let runs = ranks(2).run("ddp_18_seeds_that_differ", |ddp| {
         let seed = [7, 11][ddp.rank()];
-        items(&ddp, 16).shuffle(seed).build().err().unwrap().to_string()
+        items(&ddp, 16)
+            .shuffle(seed)
+            .build()
+            .err()
+            .unwrap()
+            .to_string()
     });
     for error in runs.iter().flatten() {
-        assert!(error.contains("the shuffling seed is 11 on rank 1 but 7 on rank 0"), "{error}");
-        assert!(error.contains("Every rank must pass the same data set, seed"), "{error}");
+        assert!(
+            error.contains("the shuffling seed is 11 on rank 1 but 7 on rank 0"),
+            "{error}"
+        );
+        assert!(
+            error.contains("Every rank must pass the same data set, seed"),
+            "{error}"
+        );
     }
 }
 
@@ -107,7 +124,11 @@ fn ddp_19_fewer_items_than_ranks() {
     });
     for run in runs {
         for len in 1..=3 {
-            let shards = |tail: usize| run.iter().map(|rank| rank[len - 1][tail].clone()).collect::<Vec<_>>();
+            let shards = |tail: usize| {
+                run.iter()
+                    .map(|rank| rank[len - 1][tail].clone())
+                    .collect::<Vec<_>>()
+            };
             let (pad, drop, exact) = (shards(0), shards(1), shards(2));
             assert!(pad.iter().all(|shard| shard.len() == 1), "{pad:?}");
             let mut padded = union(&pad);
@@ -123,7 +144,13 @@ fn ddp_19_fewer_items_than_ranks() {
 fn ddp_01_c_seven_items_on_three_ranks() {
     let runs = ranks(3).run("ddp_01_c_seven_items_on_three_ranks", |ddp| {
         let loader = items(&ddp, 7).batch_size(2).build().unwrap();
-        (loader.num_batches(), loader.iter().map(|batch| batch.unwrap().len()).collect::<Vec<_>>())
+        (
+            loader.num_batches(),
+            loader
+                .iter()
+                .map(|batch| batch.unwrap().len())
+                .collect::<Vec<_>>(),
+        )
     });
     for rank in runs.iter().flatten() {
         // One batch of two items on each rank, and one for the seventh item.
@@ -150,7 +177,9 @@ fn ddp_24_no_gradient_is_lost_between_processes() {
             let w = model.w.val();
             let parts = Tensor::cat(vec![w.clone(), w.clone() * 2.0, w], 0);
             let grads = GradientsParams::from_grads((parts * x).sum().backward(), &model);
-            let gradient = grads.get::<1>(model.w.id).map(|g| g.into_data().try_to_vec::<f32>().unwrap());
+            let gradient = grads
+                .get::<1>(model.w.id)
+                .map(|g| g.into_data().try_to_vec::<f32>().unwrap());
             gradient == Some(vec![10.0, 10.0])
         });
         right.count()

@@ -4,28 +4,12 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use burn::module::Module;
-use burn::optim::{GradientsParams, SgdConfig};
 use burn::prelude::*;
 use burn_ddp::Ddp;
 use burn_ddp_tests::{models::*, oracle::*, ranks};
 
-const STEPS: u64 = 20;
-const ROWS: usize = 8;
-const LR: f64 = 0.05;
-
-/// Trains for [`STEPS`] steps; `loss(model, step, rows)` is the mean loss over these rows of the global batch.
-fn train<M: Module>(mut model: M, rank: usize, world: usize, loss: impl Fn(&M, u64, std::ops::Range<usize>) -> Tensor<1>) -> M {
-    let mut optim = SgdConfig::new().init();
-    let share = ROWS / world;
-    for step in 0..STEPS {
-        let loss = loss(&model, step, rank * share..(rank + 1) * share);
-        let grads = GradientsParams::from_grads(loss.backward(), &model);
-        model = optim.step(LR, model, grads);
-    }
-    model
-}
-
-type Weights = Vec<(String, Vec<f32>)>;
+/// Steps, rows of the global batch, learning rate.
+const RUN: (u64, usize, f64) = (20, 8, 0.05);
 
 /// Runs the comparison for one model on 2 and 4 ranks, over both transports, twice over the first.
 fn compare<M: Module>(
@@ -33,15 +17,14 @@ fn compare<M: Module>(
     new: impl Fn(&Device) -> M,
     loss: impl Fn(&M, u64, std::ops::Range<usize>) -> Tensor<1>,
 ) {
-    let device = Device::flex().autodiff();
-    let body = |ddp: Ddp| -> (Weights, Weights, String) {
+    let device = device();
+    let body = |ddp: Ddp| -> (Weights, Weights, u64) {
         device.seed(7 + ddp.rank() as u64);
         let model = ddp.wrap(new(&device)).unwrap();
         let start = parameters(&model);
-        let model = train(model, ddp.rank(), ddp.world_size(), &loss);
-        let hashes = ddp.param_hashes(&model).unwrap();
-        assert!(hashes.iter().all(|h| *h == hashes[0]), "O2: {hashes:?}");
-        (start, parameters(&model), hashes[0].clone())
+        let model = train(model, RUN, (ddp.rank(), ddp.world_size()), &loss);
+        assert_same_bits(&ddp, &model);
+        (start, parameters(&model), fingerprint(&model))
     };
     let two = ranks(2).named("two").run(test, body);
     let again = ranks(2).over("shm").named("again").run(test, body);
@@ -51,35 +34,17 @@ fn compare<M: Module>(
         assert_eq!(run[0].2, run[1].2);
         let (start, end, _) = &run[0];
         // One plain process, from the same start.
-        let one = train(load(new(&device), start), 0, 1, &loss);
+        let one = train(load(new(&device), start), RUN, (0, 1), &loss);
         assert_close(end, &parameters(&one), 1e-6);
     }
-    assert_eq!(two[0][0].2, two[1][0].2, "both transports give the same bits");
-    assert_eq!(four[0][0].2, four[1][0].2, "both transports give the same bits");
-}
-
-/// `model` with the values of `weights`.
-fn load<M: Module>(model: M, weights: &Weights) -> M {
-    use burn::module::{ModuleMapper, Param};
-    struct Loader<'a>(std::slice::Iter<'a, (String, Vec<f32>)>);
-    impl ModuleMapper for Loader<'_> {
-        fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-            let values = self.0.next().unwrap().1.clone();
-            param.map(|old| {
-                let new = Tensor::<D>::from_data(TensorData::new(values, old.dims()), &old.device());
-                new.set_require_grad(old.is_require_grad())
-            })
-        }
-    }
-    model.map(&mut Loader(weights.iter()))
-}
-
-fn square(x: Tensor<2>) -> Tensor<1> {
-    x.powf_scalar(2.0).mean()
-}
-
-fn device() -> Device {
-    Device::flex().autodiff()
+    assert_eq!(
+        two[0][0].2, two[1][0].2,
+        "both transports give the same bits"
+    );
+    assert_eq!(
+        four[0][0].2, four[1][0].2,
+        "both transports give the same bits"
+    );
 }
 
 #[test]
@@ -91,37 +56,53 @@ fn mlp() {
 
 #[test]
 fn small_resnet_with_frozen_batch_norm() {
-    compare("small_resnet_with_frozen_batch_norm", SmallResNet::new, |model, step, rows| {
-        square(model.forward(batch(step, rows, [0, 1, 8, 8], &device()), true) - 0.5)
-    });
+    compare(
+        "small_resnet_with_frozen_batch_norm",
+        SmallResNet::new,
+        |model, step, rows| {
+            square(model.forward(batch(step, rows, [0, 1, 8, 8], &device()), true) - 0.5)
+        },
+    );
 }
 
 #[test]
 fn ddp_13_rnn_with_shared_weights() {
-    compare("ddp_13_rnn_with_shared_weights", Rnn::new, |model, step, rows| {
-        square(model.forward(batch(step, rows, [0, 8], &device()), 5) - 0.5)
-    });
+    compare(
+        "ddp_13_rnn_with_shared_weights",
+        Rnn::new,
+        |model, step, rows| square(model.forward(batch(step, rows, [0, 8], &device()), 5) - 0.5),
+    );
 }
 
 #[test]
 fn ddp_13_tied_embedding_and_output() {
-    compare("ddp_13_tied_embedding_and_output", TiedLm::new, |model, step, rows| {
-        let words = rows.clone().flat_map(|row| (0..3).map(move |i| ((row as u64 * 5 + i * 7 + step) % 12) as i32));
-        let words = TensorData::new(words.collect::<Vec<i32>>(), [rows.len(), 3]);
-        square(model.forward(Tensor::from_data(words, &device())) - 0.5)
-    });
+    compare(
+        "ddp_13_tied_embedding_and_output",
+        TiedLm::new,
+        |model, step, rows| {
+            let words = rows
+                .clone()
+                .flat_map(|row| (0..3).map(move |i| ((row as u64 * 5 + i * 7 + step) % 12) as i32));
+            let words = TensorData::new(words.collect::<Vec<i32>>(), [rows.len(), 3]);
+            square(model.forward(Tensor::from_data(words, &device())) - 0.5)
+        },
+    );
 }
 
 #[test]
 fn ddp_02_branches_used_by_different_ranks() {
-    compare("ddp_02_branches_used_by_different_ranks", TwoHeads::new, |model, step, rows| {
-        // Rows 0..2 of every four use head a in even steps and b in odd ones, so that on 2 and on 4 ranks
-        // the ranks differ in what they use.
-        let parts = rows.clone().step_by(2).map(|row| {
-            let x = batch(step, row..row + 2, [0, 8], &device());
-            let a = (row / 2 + step as usize).is_multiple_of(2);
-            model.forward(x, a) - 0.5
-        });
-        square(Tensor::cat(parts.collect(), 0))
-    });
+    compare(
+        "ddp_02_branches_used_by_different_ranks",
+        TwoHeads::new,
+        |model, step, rows| {
+            // Rows 0..2 of every four use head a in even steps and b in odd ones, so that on 2 and on 4 ranks
+            // the ranks differ in what they use.
+            let parts = rows.clone().step_by(2).map(|row| {
+                let x = batch(step, row..row + 2, [0, 8], &device());
+                let a = (row / 2 + step as usize).is_multiple_of(2);
+                model.forward(x, a) - 0.5
+            });
+            square(Tensor::cat(parts.collect(), 0))
+        },
+    );
 }

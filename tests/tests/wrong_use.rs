@@ -27,7 +27,9 @@ fn join(ranks: Ranks, test: &str) -> Vec<Vec<String>> {
         assert!(*elapsed < Duration::from_secs(5), "{elapsed:?}: {error}");
         error.clone()
     };
-    runs.iter().map(|traces| traces.iter().map(|trace| told(trace.finished())).collect()).collect()
+    runs.iter()
+        .map(|traces| traces.iter().map(|trace| told(trace.finished())).collect())
+        .collect()
 }
 
 #[track_caller]
@@ -41,35 +43,77 @@ fn assert_says(text: &str, words: &[&str]) {
 fn ddp_26_duplicate_rank() {
     for run in join(ranks(3).rank_env(2, "RANK", "1"), "ddp_26_duplicate_rank") {
         for error in run {
-            assert_says(&error, &["do not fit together: two processes say they are rank 1: ", " and "]);
+            assert_says(
+                &error,
+                &[
+                    "do not fit together: two processes say they are rank 1: ",
+                    " and ",
+                ],
+            );
         }
     }
 }
 
 #[test]
 fn ddp_26_world_sizes_that_differ() {
-    for run in join(ranks(3).rank_env(2, "WORLD_SIZE", "4"), "ddp_26_world_sizes_that_differ") {
+    for run in join(
+        ranks(3).rank_env(2, "WORLD_SIZE", "4"),
+        "ddp_26_world_sizes_that_differ",
+    ) {
         for error in run {
-            assert_says(&error, &["do not fit together: rank 0", "says the world size is 3, rank 2", "says 4"]);
+            assert_says(
+                &error,
+                &[
+                    "do not fit together: rank 0",
+                    "says the world size is 3, rank 2",
+                    "says 4",
+                ],
+            );
         }
     }
 }
 
 #[test]
 fn ddp_26_too_large_rank() {
-    let ranks = ranks(2).rank_env(1, "RANK", "5").env(RENDEZVOUS_TIMEOUT, "1");
+    let ranks = ranks(2)
+        .rank_env(1, "RANK", "5")
+        .env(RENDEZVOUS_TIMEOUT, "1");
     for run in join(ranks, "ddp_26_too_large_rank") {
-        assert_says(&run[0], &["rank 0: rendezvous timed out after ", "rank(s) [1] did not come"]);
-        assert_says(&run[1], &["RANK is 5, but WORLD_SIZE is 2: ranks count from 0 to 1"]);
+        assert_says(
+            &run[0],
+            &[
+                "rank 0: rendezvous timed out after ",
+                "rank(s) [1] did not come",
+            ],
+        );
+        assert_says(
+            &run[1],
+            &["RANK is 5, but WORLD_SIZE is 2: ranks count from 0 to 1"],
+        );
     }
 }
 
 #[test]
 fn another_secret() {
-    let ranks = ranks(2).rank_env(1, SECRET, "not the same").env(RENDEZVOUS_TIMEOUT, "2");
+    let ranks = ranks(2)
+        .rank_env(1, SECRET, "not the same")
+        .env(RENDEZVOUS_TIMEOUT, "2");
     for run in join(ranks, "another_secret") {
-        assert_says(&run[0], &["rank(s) [1] did not come", "turned away", "different secrets"]);
-        assert_says(&run[1], &["refused this process (rank 1): another secret", "need the same BURN_DDP_SECRET"]);
+        assert_says(
+            &run[0],
+            &[
+                "rank(s) [1] did not come",
+                "turned away",
+                "different secrets",
+            ],
+        );
+        assert_says(
+            &run[1],
+            &[
+                "refused this process (rank 1): another secret",
+                "need the same BURN_DDP_SECRET",
+            ],
+        );
     }
 }
 
@@ -83,10 +127,16 @@ fn no_peer_within_the_time_out() {
         });
         for traces in runs {
             let error = traces[there].finished().as_ref().unwrap();
-            assert_says(error, &[&format!("rank {there}: rendezvous timed out after ")]);
+            assert_says(
+                error,
+                &[&format!("rank {there}: rendezvous timed out after ")],
+            );
             match there {
                 0 => assert_says(error, &["rank(s) [1] did not come"]),
-                _ => assert_says(error, &["cannot join rank 0 at 127.0.0.1:", "Tried 127.0.0.1:"]),
+                _ => assert_says(
+                    error,
+                    &["cannot join rank 0 at 127.0.0.1:", "Tried 127.0.0.1:"],
+                ),
             }
         }
     }
@@ -94,17 +144,30 @@ fn no_peer_within_the_time_out() {
 
 #[test]
 fn ddp_27_a_peer_that_is_late_for_an_operation() {
-    let runs = ranks(2).timeout(1).watch("ddp_27_a_peer_that_is_late_for_an_operation", || {
-        let ddp = Ddp::from_env().unwrap();
-        if ddp.rank() == 1 {
-            thread::sleep(Duration::from_secs(2));
-        }
-        ddp.barrier().unwrap_err().to_string()
-    });
+    let runs = ranks(2)
+        .timeout(1)
+        .watch("ddp_27_a_peer_that_is_late_for_an_operation", || {
+            let ddp = Ddp::from_env().unwrap();
+            if ddp.rank() == 1 {
+                thread::sleep(Duration::from_secs(2));
+            }
+            ddp.barrier().unwrap_err().to_string()
+        });
     for traces in runs {
         let error = traces[0].finished();
-        assert_says(error, &["rank 0: barrier", "timed out after ", "rank(s) [1]", "raise the operation time-out"]);
-        assert_says(traces[1].finished(), &["rank 1: ", "rank 0 failed: ", "timed out"]);
+        assert_says(
+            error,
+            &[
+                "rank 0: barrier",
+                "timed out after ",
+                "rank(s) [1]",
+                "raise the operation time-out",
+            ],
+        );
+        assert_says(
+            traces[1].finished(),
+            &["rank 1: ", "rank 0 failed: ", "timed out"],
+        );
     }
 }
 
@@ -139,12 +202,24 @@ impl Three {
 }
 
 /// What each rank's `wrap` says.
-fn wrap(test: &str, wrap: impl Fn(&Ddp, &Device) -> Result<(), burn_ddp::Error>) -> Vec<Vec<String>> {
+fn wrap(
+    test: &str,
+    wrap: impl Fn(&Ddp, &Device) -> Result<(), burn_ddp::Error>,
+) -> Vec<Vec<String>> {
     let runs = ranks(2).watch(test, || {
         let ddp = Ddp::from_env().unwrap();
-        wrap(&ddp, &Device::flex().autodiff()).unwrap_err().to_string()
+        wrap(&ddp, &Device::flex().autodiff())
+            .unwrap_err()
+            .to_string()
     });
-    runs.iter().map(|traces| traces.iter().map(|trace| trace.finished().clone()).collect()).collect()
+    runs.iter()
+        .map(|traces| {
+            traces
+                .iter()
+                .map(|trace| trace.finished().clone())
+                .collect()
+        })
+        .collect()
 }
 
 #[test]
@@ -154,21 +229,42 @@ fn ddp_22_models_of_other_shapes() {
     });
     for run in told {
         let [ours, theirs] = ["`b.weight` [16, 4] f32", "`b.weight` [16, 5] f32"];
-        assert_says(&run[0], &[&format!("rank 0 has {ours}, rank 1 has {theirs}"), "Build the same model on every rank"]);
-        assert_says(&run[1], &[&format!("rank 1 has {theirs}, rank 0 has {ours}"), "Build the same model on every rank"]);
+        assert_says(
+            &run[0],
+            &[
+                &format!("rank 0 has {ours}, rank 1 has {theirs}"),
+                "Build the same model on every rank",
+            ],
+        );
+        assert_says(
+            &run[1],
+            &[
+                &format!("rank 1 has {theirs}, rank 0 has {ours}"),
+                "Build the same model on every rank",
+            ],
+        );
     }
 }
 
 #[test]
 fn ddp_22_a_model_with_one_layer_more() {
-    let told = wrap("ddp_22_a_model_with_one_layer_more", |ddp, device| match ddp.rank() {
-        0 => ddp.wrap(Two::new(4, device)).map(drop),
-        _ => ddp.wrap(Three::new(device)).map(drop),
-    });
+    let told = wrap(
+        "ddp_22_a_model_with_one_layer_more",
+        |ddp, device| match ddp.rank() {
+            0 => ddp.wrap(Two::new(4, device)).map(drop),
+            _ => ddp.wrap(Three::new(device)).map(drop),
+        },
+    );
     for run in told {
         let [ours, theirs] = ["nothing (the model ends here)", "`c.weight` [4, 2] f32"];
-        assert_says(&run[0], &[&format!("rank 0 has {ours}, rank 1 has {theirs}")]);
-        assert_says(&run[1], &[&format!("rank 1 has {theirs}, rank 0 has {ours}")]);
+        assert_says(
+            &run[0],
+            &[&format!("rank 0 has {ours}, rank 1 has {theirs}")],
+        );
+        assert_says(
+            &run[1],
+            &[&format!("rank 1 has {theirs}, rank 0 has {ours}")],
+        );
     }
 }
 
@@ -193,30 +289,48 @@ struct ScaleOne {
 impl Reparameterizer for ScaleOne {
     type Reparam = Scaled;
 
-    fn reparameterize<const D: usize>(&mut self, path: &str, param: Param<Tensor<D>>) -> (Param<Tensor<D>>, Option<Scaled>) {
+    fn reparameterize<const D: usize>(
+        &mut self,
+        path: &str,
+        param: Param<Tensor<D>>,
+    ) -> (Param<Tensor<D>>, Option<Scaled>) {
         if path != "b.weight" {
             return (param, None);
         }
-        (param.set_require_grad(self.trainable), Some(Scaled { factor: 0.5 }))
+        (
+            param.set_require_grad(self.trainable),
+            Some(Scaled { factor: 0.5 }),
+        )
     }
 }
 
 #[test]
 fn foreign_reparameterization_with_a_trainable_base() {
-    let told = wrap("foreign_reparameterization_with_a_trainable_base", |ddp, device| {
-        let frozen = Mlp::new(device).apply_reparameterization(ScaleOne { trainable: false });
-        ddp.wrap(frozen).expect("a frozen base is fine");
-        let trainable = Mlp::new(device).apply_reparameterization(ScaleOne { trainable: true });
-        ddp.wrap(trainable).map(drop)
-    });
+    let told = wrap(
+        "foreign_reparameterization_with_a_trainable_base",
+        |ddp, device| {
+            let frozen = Mlp::new(device).apply_reparameterization(ScaleOne { trainable: false });
+            ddp.wrap(frozen).expect("a frozen base is fine");
+            let trainable = Mlp::new(device).apply_reparameterization(ScaleOne { trainable: true });
+            ddp.wrap(trainable).map(drop)
+        },
+    );
     for error in told.iter().flatten() {
-        assert_says(error, &["`b.weight` is trainable and carries a reparameterization of its own", "Freeze the base"]);
+        assert_says(
+            error,
+            &[
+                "`b.weight` is trainable and carries a reparameterization of its own",
+                "Freeze the base",
+            ],
+        );
     }
 }
 
 #[test]
 fn nothing_to_train() {
-    let told = wrap("nothing_to_train", |ddp, _| ddp.wrap(Mlp::new(&Device::flex())).map(drop));
+    let told = wrap("nothing_to_train", |ddp, _| {
+        ddp.wrap(Mlp::new(&Device::flex())).map(drop)
+    });
     for error in told.iter().flatten() {
         assert_says(error, &["no trainable parameter", "`device.autodiff()`"]);
     }
@@ -241,8 +355,16 @@ fn ddp_19_an_empty_data_set() {
     });
     for run in runs {
         for (rank, [both, one]) in run.iter().enumerate() {
-            assert_says(both, &[&format!("rank {rank}: the data set is empty; a loader needs at least one item")]);
-            assert_says(one, &["the number of items in the data set is 0 on rank 1 but 4 on rank 0"]);
+            assert_says(
+                both,
+                &[&format!(
+                    "rank {rank}: the data set is empty; a loader needs at least one item"
+                )],
+            );
+            assert_says(
+                one,
+                &["the number of items in the data set is 0 on rank 1 but 4 on rank 0"],
+            );
         }
     }
 }

@@ -195,7 +195,7 @@ impl Session {
         let mut state = lock(&self.state);
         self.recover(&mut state);
         Tap {
-            session: self.clone(),
+            session: Arc::downgrade(self),
             occurrence,
             use_: state.uses.used(self.occurrences[occurrence].slot),
         }
@@ -268,8 +268,7 @@ impl Session {
         };
         match fired {
             Fired::Partial => Ok(()),
-            Fired::Complete => self.pack::<B>(state, &mut lock(reducer), slot),
-            Fired::Late => Err(lock(reducer).late(slot)),
+            Fired::Complete | Fired::Late => self.pack::<B>(state, &mut lock(reducer), slot),
         }
     }
 
@@ -543,9 +542,12 @@ fn hand_out<B: Backend>(
 }
 
 /// The state of one use, carried by its two backward steps.
+///
+/// Weak, because Burn's graph is global to the process and may keep steps of a graph that was never run backward: they
+/// must not keep the job's connections open. The gradient of a model that is gone has nobody who could collect it.
 #[derive(Clone, Debug)]
 pub(crate) struct Tap {
-    session: Arc<Session>,
+    session: Weak<Session>,
     occurrence: usize,
     use_: Use,
 }
@@ -553,15 +555,19 @@ pub(crate) struct Tap {
 impl Tap {
     /// The ready step's work.
     pub(super) fn take<B: Backend>(&self, gradient: FloatTensor<B>) {
-        if let Err(error) = self.session.ready::<B>(self, gradient) {
-            self.session.fail(error);
+        if let Some(session) = self.session.upgrade()
+            && let Err(error) = session.ready::<B>(self, gradient)
+        {
+            session.fail(error);
         }
     }
 
     /// The return step's work.
     pub(super) fn give_back<B: Backend>(&self, leaf: NodeId, grads: &mut Gradients) {
-        if let Err(error) = self.session.give_back::<B>(self.occurrence, leaf, grads) {
-            self.session.fail(error);
+        if let Some(session) = self.session.upgrade()
+            && let Err(error) = session.give_back::<B>(self.occurrence, leaf, grads)
+        {
+            session.fail(error);
         }
     }
 }

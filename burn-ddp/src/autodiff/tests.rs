@@ -33,7 +33,7 @@ impl Scalar {
 }
 
 fn value(tensor: Tensor<1>) -> Vec<f32> {
-    tensor.into_data().to_vec().unwrap()
+    tensor.into_data().try_to_vec().unwrap()
 }
 
 fn gradient(model: &Scalar, loss: &Tensor<1>) -> Option<f32> {

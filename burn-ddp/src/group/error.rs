@@ -108,6 +108,9 @@ pub enum GroupError {
 impl GroupError {
     /// Whether this is the consequence of another rank's failure: the cause is in that rank's output.
     pub fn is_secondary(&self) -> bool {
-        matches!(self, GroupError::PeerLost { .. } | GroupError::PeerLeft { .. } | GroupError::Aborted { .. })
+        matches!(
+            self,
+            GroupError::PeerLost { .. } | GroupError::PeerLeft { .. } | GroupError::Aborted { .. }
+        )
     }
 }

@@ -16,7 +16,7 @@ pub mod host;
 mod local;
 pub(crate) mod objects;
 mod ops;
-mod reduce;
+pub(crate) mod reduce;
 pub mod thread;
 mod work;
 

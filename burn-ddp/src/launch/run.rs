@@ -81,7 +81,9 @@ static JOINED: Mutex<Option<Weak<dyn ProcessGroup>>> = Mutex::new(None);
 fn lost_a_peer() -> bool {
     let joined = JOINED.lock().unwrap_or_else(PoisonError::into_inner);
     let group = joined.as_ref().and_then(Weak::upgrade);
-    group.and_then(|g| g.failure()).is_some_and(|failure| failure.is_secondary())
+    group
+        .and_then(|g| g.failure())
+        .is_some_and(|failure| failure.is_secondary())
 }
 
 fn describe_panic(payload: &(dyn Any + Send)) -> Option<(String, bool)> {

@@ -2,7 +2,7 @@
 //! thread.
 
 use super::{plan::BucketPlan, tail};
-use crate::group::{DType, GroupBuffer, GroupError, ReduceOp};
+use crate::group::{DType, GroupBuffer, GroupError, ReduceOp, reduce::reduce_into};
 use burn::tensor::{Bytes, TensorData};
 use std::time::Instant;
 
@@ -35,6 +35,23 @@ impl Bucket {
         self.buffer.input()[place.offset..place.offset + place.bytes]
             .copy_from_slice(data.as_bytes());
         self.gradients[index] = Some(data);
+    }
+
+    pub(super) fn is_packed(&self, index: usize) -> bool {
+        self.gradients[index].is_some()
+    }
+
+    /// Adds to a gradient that has been packed.
+    pub(super) fn add(&mut self, index: usize, data: &TensorData) {
+        let place = self.plan.placements[index];
+        let sum = &mut self.buffer.input()[place.offset..place.offset + place.bytes];
+        let old = sum.to_vec();
+        reduce_into(
+            sum,
+            &[&old, data.as_bytes()],
+            self.plan.dtype,
+            ReduceOp::Sum,
+        );
     }
 
     /// Zeros for what this rank did not use, and the control tail.

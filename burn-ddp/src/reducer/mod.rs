@@ -172,35 +172,31 @@ impl Reducer {
     }
 
     /// Puts a complete gradient into its bucket and launches what has become full.
+    ///
+    /// A gradient that turns out not to have been complete is packed again: what comes later is added while its bucket is
+    /// still here, and an error once it has been launched.
     pub(crate) fn pack(&mut self, slot: usize, data: TensorData) -> Result<()> {
         self.check(slot, &data)?;
+        let rank = self.rank();
+        let path = &self.layout.params[slot].path;
         let (bucket, index) = self.places[slot];
         let Some(home) = self.buckets[bucket]
             .as_mut()
             .filter(|_| bucket >= self.next)
         else {
-            return Err(self.late(slot));
+            let path = path.clone();
+            return Err(ReducerError::LateGradient { rank, path });
         };
+        if home.is_packed(index) {
+            home.add(index, &data);
+            return Ok(());
+        }
         home.pack(index, data);
-        self.current
-            .ready
-            .push((self.layout.params[slot].path.clone(), self.clock.now()));
-        while self
-            .buckets
-            .get(self.next)
-            .is_some_and(|b| b.as_ref().is_some_and(Bucket::is_full))
-        {
+        self.current.ready.push((path.clone(), self.clock.now()));
+        while matches!(self.buckets.get(self.next), Some(Some(bucket)) if bucket.is_full()) {
             self.launch()?;
         }
         Ok(())
-    }
-
-    /// The error for a contribution to the gradient of `slot` that came after it had been packed.
-    pub(crate) fn late(&self, slot: usize) -> ReducerError {
-        ReducerError::LateGradient {
-            rank: self.rank(),
-            path: self.layout.params[slot].path.clone(),
-        }
     }
 
     /// All layers' backward has run: sends every bucket that is left, with zeros for what this rank

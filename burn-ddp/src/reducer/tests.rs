@@ -49,7 +49,7 @@ fn data(values: &[f32]) -> TensorData {
 }
 
 fn values(data: &Option<TensorData>) -> Option<Vec<f32>> {
-    data.as_ref().map(|d| d.to_vec().unwrap())
+    data.as_ref().map(|d| d.try_to_vec().unwrap())
 }
 
 /// One round in which this rank has `gradients` (slot, value of all its elements), in that order.
@@ -146,15 +146,15 @@ fn halves_are_reduced_in_their_own_type() {
     });
     for gradients in all {
         assert_eq!(
-            gradients[0].as_ref().unwrap().to_vec::<f16>().unwrap(),
+            gradients[0].as_ref().unwrap().try_to_vec::<f16>().unwrap(),
             [f16::from_f32(30000.0)]
         );
         assert_eq!(
-            gradients[1].as_ref().unwrap().to_vec::<bf16>().unwrap(),
+            gradients[1].as_ref().unwrap().try_to_vec::<bf16>().unwrap(),
             [bf16::from_f32(0.5)]
         );
         assert_eq!(
-            gradients[2].as_ref().unwrap().to_vec::<f64>().unwrap(),
+            gradients[2].as_ref().unwrap().try_to_vec::<f64>().unwrap(),
             [1e300]
         );
     }
@@ -199,6 +199,21 @@ fn a_gradient_after_its_bucket_was_launched_names_the_parameter() {
             "{error}"
         );
     });
+}
+
+#[test]
+fn a_contribution_to_a_packed_gradient_is_added_while_its_bucket_is_here() {
+    let l = layout(&[("a", 2, DType::F32), ("b", 1, DType::F32)]);
+    let all = ranks(2, &l, ReduceOp::Mean, |rank, mut reducer| {
+        reducer.begin(1);
+        // `b` is in the first bucket, so that `a` cannot be launched before it.
+        reducer.pack(0, data(&[1.0, 2.0])).unwrap();
+        reducer.pack(0, data(&[10.0, 20.0 * rank as f32])).unwrap();
+        reducer.pack(1, data(&[1.0])).unwrap();
+        reducer.launch_rest().unwrap();
+        values(&reducer.wait().unwrap()[0])
+    });
+    assert_eq!(all, [Some(vec![11.0, 12.0]), Some(vec![11.0, 12.0])]);
 }
 
 #[test]

@@ -110,3 +110,45 @@ impl<'a> Patience<'a> {
         }
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::{super::mock::MockControl, *};
+
+    #[test]
+    fn rounds_wrap_around() {
+        let line = Line::new();
+        assert!(line.reached(0) && !line.reached(1));
+        line.publish(u32::MAX);
+        assert!(line.reached(u32::MAX) && !line.reached(0));
+        line.publish(0);
+        assert!(line.reached(u32::MAX) && line.reached(0) && !line.reached(1));
+    }
+
+    #[test]
+    fn late_ranks_are_named_and_ranks_that_are_ahead_are_not() {
+        let limit = Duration::from_millis(10);
+        let controls = MockControl::new(4, limit);
+        let patience = Patience::new(&*controls[1], SPIN_CROWDED, &"barrier");
+        let lines = [Line::new(), Line::new(), Line::new(), Line::new()];
+        lines[0].publish(2);
+        lines[1].publish(1);
+        let error = patience.wait(&lines, 1).unwrap_err();
+        let GroupError::Timeout {
+            rank: 1,
+            operation,
+            elapsed,
+            missing,
+        } = error
+        else {
+            unreachable!("{error}");
+        };
+        assert_eq!((operation.as_str(), missing), ("barrier", vec![2, 3]));
+        assert!(elapsed >= limit);
+        // Who has come is not kept by the time being over.
+        lines[2].publish(1);
+        lines[3].publish(1);
+        assert_eq!(patience.wait(&lines, 1), Ok(()));
+    }
+}

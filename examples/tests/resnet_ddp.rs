@@ -1,0 +1,90 @@
+//! The example as a user runs it: its own processes, its own report, its own file.
+#![cfg(all(feature = "ddp", feature = "flex"))]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use burn::data::dataloader::batcher::Batcher;
+use burn::data::dataset::Dataset;
+use burn::module::Module;
+use burn::tensor::{Device, Int, Tensor};
+use burn_ddp_examples::data::{ImageBatcher, digits};
+use burn_ddp_examples::model::ResNetConfig;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+fn resnet_ddp(arguments: &[&str]) -> Output {
+    let test = std::env::current_exe().unwrap();
+    let program: PathBuf = test.ancestors().nth(2).unwrap().join("examples/resnet_ddp");
+    let program = program.with_extension(std::env::consts::EXE_EXTENSION);
+    Command::new(&program)
+        .args(arguments)
+        .output()
+        .unwrap_or_else(|e| panic!("{}: {e}; build the examples first", program.display()))
+}
+
+/// Share of the test images that the model in `path` gets right, in one process without DDP.
+fn plain_accuracy(path: &Path) -> f64 {
+    let device = Device::flex();
+    let task = digits::load();
+    let model = ResNetConfig::new(1, 10)
+        .with_widths(task.recipe.widths)
+        .init(&device)
+        .try_load_file(path)
+        .unwrap();
+    let images = (0..task.test.len())
+        .map(|index| task.test.get(index).unwrap())
+        .collect();
+    let batch = ImageBatcher::new(task.shape, task.normalization).batch(images, &device);
+    let guess: Tensor<1, Int> = model.forward(batch.images).argmax(1).squeeze_dim(1);
+    let correct: i64 = guess.equal(batch.labels).int().sum().into_scalar();
+    correct as f64 / task.test.len() as f64
+}
+
+#[test]
+fn two_ranks_train_one_model() {
+    let out = tempfile::tempdir().unwrap();
+    let folder = out.path().to_str().unwrap();
+    let run = resnet_ddp(&["--epochs", "2", "--json", "--out", folder]);
+    let stderr = String::from_utf8_lossy(&run.stderr);
+    assert!(run.status.success(), "{stderr}");
+
+    let stdout = String::from_utf8(run.stdout).unwrap();
+    let last = stdout.lines().next_back().unwrap();
+    let report: serde_json::Value = serde_json::from_str(last).unwrap();
+    assert_eq!(report["world_size"], 2);
+    assert_eq!(report["epochs"], 2);
+    // 1,433 images in batches of 2 x 32 make 23 steps, the last of them short.
+    assert_eq!(report["steps"], 46);
+
+    let hashes = report["param_hashes"].as_array().unwrap();
+    assert_eq!(hashes.len(), 2);
+    assert_eq!(hashes[0], hashes[1]);
+
+    // 701,178 trainable f32, and a control tail of less than a KiB.
+    let bytes = report["gradient_bytes_per_step"].as_u64().unwrap();
+    assert!(
+        (4 * 701_178..4 * 701_178 + 1024).contains(&bytes),
+        "{bytes}"
+    );
+    assert!(report["buckets"].as_u64().unwrap() >= 2);
+
+    // The file is the model that was measured: every image once over both ranks, with the
+    // statistics of both.
+    let path = Path::new(report["model_path"].as_str().unwrap());
+    assert_eq!(path, out.path().join("resnet.bpk"));
+    let accuracy = report["test_accuracy"].as_f64().unwrap();
+    assert!((plain_accuracy(path) - accuracy).abs() < 1e-12);
+    assert!(accuracy > 0.3, "chance is 0.1: {accuracy}");
+
+    // Not a terminal, so one line an epoch, from rank 0 alone.
+    let lines = stderr.lines().filter(|line| line.starts_with("epoch "));
+    assert_eq!(lines.count(), 2, "{stderr}");
+}
+
+#[test]
+fn a_mistake_is_reported_once() {
+    let run = resnet_ddp(&["--data", "/no/such/folder"]);
+    assert_eq!(run.status.code(), Some(1));
+    let stderr = String::from_utf8(run.stderr).unwrap();
+    assert_eq!(stderr.lines().count(), 1, "{stderr}");
+    assert!(stderr.contains("data_batch_1.bin is missing (expected 30730000 bytes)"));
+}

@@ -13,9 +13,11 @@ pub mod models;
 pub mod oracle;
 mod ports;
 mod ranks;
+mod words;
 
 pub use launched::{Launched, launched};
 pub use log::log_to_stderr;
 pub use mark::mark;
 pub use ports::free_port;
 pub use ranks::{Ending, Ranks, Trace, in_rank, ranks};
+pub use words::assert_says;

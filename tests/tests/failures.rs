@@ -44,6 +44,7 @@ fn survivors_are_told(test: &str, way: &str, ending: Ending) {
                     error.contains("lost rank 2") && error.contains("all_reduce(mean) of "),
                     "{name}, run {run}: {error}"
                 );
+                assert_eq!(trace.stderr, "", "{name}, run {run}");
                 let after = trace.after.saturating_sub(victim.after);
                 assert!(after < SOON, "{name}, run {run}: ended after {after:?}");
             }

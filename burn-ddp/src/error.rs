@@ -173,12 +173,19 @@ impl Error {
 pub struct BackwardPanic(ReducerError);
 
 impl BackwardPanic {
-    pub(crate) fn new(error: ReducerError) -> Self {
-        if !CATCHING.get() {
-            // The standard panic message knows nothing of this payload.
-            eprintln!("burn-ddp: {error}");
+    /// Leaves the backward pass with `error`.
+    ///
+    /// What [`try_backward`] is about to return is no panic to the user: no panic hook sees it, so that no message and no backtrace of
+    /// every survivor buries the output of the rank that failed first.
+    pub(crate) fn raise(error: ReducerError) -> ! {
+        if CATCHING.get() {
+            panic::resume_unwind(Box::new(Self(error)));
         }
-        Self(error)
+        // The standard panic message knows nothing of this payload.
+        eprintln!("burn-ddp: {error}");
+        // Burn's `backward` has no other way out.
+        #[allow(clippy::panic)]
+        panic::panic_any(Self(error))
     }
 
     /// Why the gradients could not be averaged.

@@ -5,10 +5,19 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+pub mod dying;
+mod launched;
+mod log;
 mod mark;
 pub mod models;
 pub mod oracle;
+mod ports;
 mod ranks;
+mod words;
 
+pub use launched::{Launched, launched};
+pub use log::log_to_stderr;
 pub use mark::mark;
-pub use ranks::{Ending, Ranks, ranks};
+pub use ports::free_port;
+pub use ranks::{Ending, Ranks, Trace, in_rank, ranks};
+pub use words::assert_says;

@@ -16,7 +16,6 @@ use burn::backend::{
 use burn::module::ParamId;
 use std::{
     any::Any,
-    panic,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, Weak,
         atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -552,7 +551,7 @@ impl Session {
             let group = lock(reducer).group().clone();
             group.abort(&error.to_string());
         }
-        panic::panic_any(BackwardPanic::new(error))
+        BackwardPanic::raise(error)
     }
 }
 

@@ -1,0 +1,139 @@
+//! A rank dies, leaves early or is late.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use burn::optim::{GradientsParams, SgdConfig};
+use burn::prelude::*;
+use burn_ddp::{Ddp, try_backward};
+use burn_ddp_tests::{
+    Ending,
+    dying::{self, Moment, VICTIM},
+    models::Mlp,
+    oracle::batch,
+    ranks,
+};
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
+
+const SOON: Duration = Duration::from_secs(5);
+
+/// Rank 2 of 4 dies in this way before, during and after backward; the survivors say so and end.
+fn survivors_are_told(test: &str, way: &str, ending: Ending) {
+    for (name, moment) in [
+        ("before", Moment::Before),
+        ("during", Moment::During),
+        ("after", Moment::After),
+    ] {
+        let runs = ranks(4).named(name).watch(test, || {
+            let ddp = Ddp::from_env().unwrap();
+            dying::train(&ddp, moment, dying::way(way)).map_err(|e| e.to_string())
+        });
+        for (run, mut traces) in runs.into_iter().enumerate() {
+            let victim = traces.remove(VICTIM);
+            assert_eq!(
+                (&victim.ending, &victim.result),
+                (&ending, &None),
+                "{name}: {victim:#?}"
+            );
+            for trace in traces {
+                let error = trace.finished().as_ref().unwrap_err();
+                // It names the rank and the operation, and the process has ended, all in the time for the error alone.
+                assert!(
+                    error.contains("lost rank 2") && error.contains("all_reduce(mean) of "),
+                    "{name}, run {run}: {error}"
+                );
+                assert_eq!(trace.stderr, "", "{name}, run {run}");
+                let after = trace.after.saturating_sub(victim.after);
+                assert!(after < SOON, "{name}, run {run}: ended after {after:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn ddp_03_abort() {
+    survivors_are_told("ddp_03_abort", "abort", Ending::Signal(6));
+}
+
+#[test]
+fn ddp_03_panic() {
+    survivors_are_told("ddp_03_panic", "panic", Ending::Exit(101));
+}
+
+#[test]
+fn ddp_03_exit_with_0() {
+    survivors_are_told("ddp_03_exit_with_0", "exit", Ending::Exit(0));
+}
+
+#[test]
+fn ddp_03_sigkill() {
+    survivors_are_told("ddp_03_sigkill", "kill", Ending::Signal(9));
+}
+
+/// Batch counts 3, 5 and 4, no join.
+#[test]
+fn ddp_01_a_rank_that_runs_out_of_batches() {
+    let runs = ranks(3)
+        .timeout(5)
+        .watch("ddp_01_a_rank_that_runs_out_of_batches", || {
+            let ddp = Ddp::from_env().unwrap();
+            let device = Device::flex().autodiff();
+            let mut model = ddp.wrap(Mlp::new(&device)).unwrap();
+            let mut optim = SgdConfig::new().init();
+            for step in 0..[3, 5, 4][ddp.rank()] {
+                let row = ddp.rank();
+                let loss = model
+                    .forward(batch(step, row..row + 1, [0, 8], &device))
+                    .mean();
+                let start = Instant::now();
+                match try_backward(&loss) {
+                    Ok(grads) => {
+                        let grads = GradientsParams::from_grads(grads, &model);
+                        model = optim.step(0.05, model, grads);
+                    }
+                    Err(error) => return Some((step, error.to_string(), start.elapsed())),
+                }
+            }
+            None
+        });
+    for traces in runs {
+        assert_eq!(traces[0].finished(), &None);
+        for trace in &traces[1..] {
+            let (step, error, elapsed) = trace.finished().as_ref().unwrap();
+            assert_eq!(*step, 3, "{error}");
+            assert!(
+                error.contains("rank 0 has finished and left")
+                    && error.contains("different numbers of steps"),
+                "{error}"
+            );
+            assert!(*elapsed < Duration::from_secs(5 + 2), "{elapsed:?}");
+        }
+    }
+}
+
+/// Three ranks finish 0.3 s apart, in three orders, with the model alive to the end.
+#[test]
+fn ddp_41_ranks_finish_in_any_order() {
+    for (name, order) in [("012", [0, 1, 2]), ("201", [2, 0, 1]), ("120", [1, 2, 0])] {
+        let runs = ranks(3)
+            .named(name)
+            .watch("ddp_41_ranks_finish_in_any_order", || {
+                let ddp = Ddp::from_env().unwrap();
+                let device = Device::flex().autodiff();
+                let model = ddp.wrap(Mlp::new(&device)).unwrap();
+                let row = ddp.rank();
+                let loss = model
+                    .forward(batch(0, row..row + 1, [0, 8], &device))
+                    .mean();
+                let grads = GradientsParams::from_grads(loss.backward(), &model);
+                thread::sleep(Duration::from_millis(300) * order[ddp.rank()]);
+                grads.len()
+            });
+        for trace in runs.iter().flatten() {
+            assert_eq!(*trace.finished(), 4);
+            assert_eq!(trace.stderr, "", "{name}");
+        }
+    }
+}

@@ -40,9 +40,9 @@ struct Inner {
     local_rank: usize,
     local_world_size: usize,
     /// Orders `wrap` calls.
-    group: Arc<dyn ProcessGroup>,
+    root: Arc<dyn ProcessGroup>,
     /// Orders the user's collectives.
-    user: Arc<dyn ProcessGroup>,
+    group: Arc<dyn ProcessGroup>,
     switch: Arc<SyncSwitch>,
     sessions: Arc<Sessions>,
 }
@@ -104,13 +104,13 @@ impl Ddp {
         local_rank: usize,
         local_world_size: usize,
     ) -> Result<Self, Error> {
-        let user = group.new_group()?;
+        let (root, group) = (group.clone(), group.new_group()?);
         Ok(Self {
             inner: Arc::new(Inner {
                 local_rank,
                 local_world_size,
+                root,
                 group,
-                user,
                 switch: Arc::default(),
                 sessions: Arc::default(),
             }),
@@ -119,12 +119,12 @@ impl Ddp {
 
     /// This process's number in the job, `0..world_size`.
     pub fn rank(&self) -> usize {
-        self.inner.group.rank()
+        self.inner.root.rank()
     }
 
     /// Number of processes in the job.
     pub fn world_size(&self) -> usize {
-        self.inner.group.world_size()
+        self.inner.root.world_size()
     }
 
     /// This process's number among those of its machine.
@@ -144,21 +144,21 @@ impl Ddp {
 
     /// The group that carries the user's collectives, for operations on raw bytes.
     pub fn group(&self) -> &Arc<dyn ProcessGroup> {
-        &self.inner.user
+        &self.inner.group
     }
 
     /// The failure that has ended the job, if any; costs an atomic load. Local.
     pub fn failure(&self) -> Option<GroupError> {
-        self.inner.group.failure()
+        self.inner.root.failure()
     }
 
     /// Ends the job: every pending and later operation on every rank fails with an error that carries `reason`. Never blocks.
     pub fn abort(&self, reason: &str) {
-        self.inner.group.abort(reason);
+        self.inner.root.abort(reason);
     }
 
     pub(crate) fn downgrade(&self) -> Weak<dyn ProcessGroup> {
-        Arc::downgrade(&self.inner.group)
+        Arc::downgrade(&self.inner.root)
     }
 
     /// A loader of this rank's shard of `dataset`, reshuffled each epoch by itself; see [`LoaderBuilder`]. Its `build` is collective.
@@ -171,7 +171,7 @@ impl Ddp {
         I: 'static,
         O: Send + 'static,
     {
-        LoaderBuilder::new(Some(self.inner.user.clone()), dataset, batcher)
+        LoaderBuilder::new(Some(self.inner.group.clone()), dataset, batcher)
     }
 
     /// The device of this rank, given the kind of device to train on: for CUDA the one with this process's local rank, otherwise `base` itself.
@@ -226,7 +226,7 @@ impl Ddp {
     /// As for `wrap`.
     pub fn wrap_with<M: Module>(&self, model: M, config: WrapConfig) -> Result<M, Error> {
         let context = WrapContext {
-            group: &self.inner.group,
+            group: &self.inner.root,
             switch: &self.inner.switch,
             sessions: &self.inner.sessions,
             config,
@@ -265,7 +265,7 @@ impl Ddp {
     pub fn all_reduce(&self, values: &mut [f64], op: ReduceOp) -> Result<(), Error> {
         Ok(self
             .inner
-            .user
+            .group
             .all_reduce(bytemuck::cast_slice_mut(values), DType::F64, op)?)
     }
 
@@ -320,7 +320,7 @@ impl Ddp {
         } else {
             Vec::new()
         };
-        objects::broadcast(&*self.inner.user, &mut bytes, 0)?;
+        objects::broadcast(&*self.inner.group, &mut bytes, 0)?;
         self.decode("broadcast", &bytes)
     }
 
@@ -331,7 +331,7 @@ impl Ddp {
     /// [`Error::Group`]; [`Error::Encoding`] when the value cannot be serialised.
     pub fn all_gather<T: Serialize + DeserializeOwned>(&self, value: &T) -> Result<Vec<T>, Error> {
         let bytes = self.encode("all_gather", value)?;
-        let all = objects::gather(&*self.inner.user, &bytes)?;
+        let all = objects::gather(&*self.inner.group, &bytes)?;
         all.iter()
             .map(|bytes| self.decode("all_gather", bytes))
             .collect()
@@ -343,7 +343,7 @@ impl Ddp {
     ///
     /// [`Error::Group`].
     pub fn barrier(&self) -> Result<(), Error> {
-        Ok(self.inner.user.barrier()?)
+        Ok(self.inner.group.barrier()?)
     }
 
     /// Runs `save` on rank 0 while the others wait for it; its error reaches every rank. Collective.
@@ -382,7 +382,7 @@ impl Ddp {
     ///
     /// [`Error::ReplicasDiffer`] names the first parameter or buffer that does not agree, on every rank.
     pub fn check_replicas<M: Module>(&self, model: &M) -> Result<(), Error> {
-        replica::check(model, &*self.inner.user)
+        replica::check(model, &*self.inner.group)
     }
 
     /// Replaces the float buffers of `model` (batch norm's running statistics) by their mean over ranks. Collective.
@@ -394,7 +394,7 @@ impl Ddp {
     ///
     /// [`Error::Group`]; [`Error::Read`].
     pub fn average_buffers<M: Module>(&self, model: M) -> Result<M, Error> {
-        replica::average_buffers(model, &*self.inner.user)
+        replica::average_buffers(model, &*self.inner.group)
     }
 
     /// A seed for this rank's own random stream (dropout, augmentation), a fixed function of `seed` and the rank.

@@ -71,6 +71,8 @@ impl<T> Work<T> {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::expect_used, clippy::panic)]
+
     use super::*;
 
     #[test]

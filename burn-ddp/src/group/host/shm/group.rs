@@ -388,7 +388,7 @@ mod tests {
     ) -> Vec<Result<ShmGroup, NoSharedMemory>> {
         std::thread::scope(|scope| {
             let create = |c: Arc<dyn Control>| ShmGroup::create(c, 0, options.clone()).unwrap();
-            let controls = MockControl::new(world_size, timeout);
+            let controls = MockControl::all(world_size, timeout);
             let ranks: Vec<_> = controls
                 .into_iter()
                 .map(|c| scope.spawn(move || create(c)))

@@ -10,10 +10,13 @@ use std::{
     time::Duration,
 };
 
+/// What each rank has given to one exchange.
+type Gathered = Vec<Option<Vec<u8>>>;
+
 #[derive(Debug, Default)]
 struct Shared {
     failure: OnceLock<(usize, GroupError)>,
-    gathers: Mutex<HashMap<(u64, u64), Vec<Option<Vec<u8>>>>>,
+    gathers: Mutex<HashMap<(u64, u64), Gathered>>,
     arrived: Condvar,
 }
 
@@ -29,7 +32,8 @@ pub(crate) struct MockControl {
 }
 
 impl MockControl {
-    pub(crate) fn new(world_size: usize, timeout: Duration) -> Vec<Arc<dyn Control>> {
+    /// One per rank.
+    pub(crate) fn all(world_size: usize, timeout: Duration) -> Vec<Arc<dyn Control>> {
         let shared = Arc::new(Shared::default());
         let control = |rank| -> Arc<dyn Control> {
             let (shared, counts) = (shared.clone(), Mutex::default());

@@ -129,7 +129,7 @@ mod tests {
     #[test]
     fn late_ranks_are_named_and_ranks_that_are_ahead_are_not() {
         let limit = Duration::from_millis(10);
-        let controls = MockControl::new(4, limit);
+        let controls = MockControl::all(4, limit);
         let patience = Patience::new(&*controls[1], SPIN_CROWDED, &"barrier");
         let lines = [Line::new(), Line::new(), Line::new(), Line::new()];
         lines[0].publish(2);

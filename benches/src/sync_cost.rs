@@ -55,6 +55,8 @@ pub struct SyncCost {
     pub step_ms: f64,
     /// Median of the same step without synchronisation.
     pub no_sync_ms: f64,
+    /// Median of the same step of the model that was not wrapped.
+    pub plain_ms: f64,
     /// `step_ms / no_sync_ms - 1`.
     pub sync_cost: f64,
     /// Share of communication time inside backward.
@@ -68,20 +70,22 @@ pub struct SyncCost {
 /// When the ranks do not stay together.
 pub fn measure(ddp: &Ddp, sizes: Sizes) -> Result<(SyncCost, Option<RoundTrace>), burn_ddp::Error> {
     let device = Device::flex().autodiff();
-    let model = ddp.wrap(Mlp::new(sizes.width, sizes.depth, &device))?;
+    let plain = Mlp::new(sizes.width, sizes.depth, &device);
+    let model = ddp.wrap(plain.clone())?;
     let params = model.num_params();
     let x = Tensor::<2>::random(
         [sizes.batch, sizes.width],
         burn::tensor::Distribution::Default,
         &device,
     );
-    let mut bench = Bench {
+    let bench = |model| Bench {
         model,
         optimizer: SgdConfig::new().init(),
-        x,
+        x: x.clone(),
     };
+    let (mut plain, mut bench) = (bench(plain), bench(model));
     let warm_up = 3;
-    let (mut sync, mut local) = (Vec::new(), Vec::new());
+    let (mut sync, mut local, mut unwrapped) = (Vec::new(), Vec::new(), Vec::new());
     for step in 0..warm_up + sizes.steps {
         ddp.barrier()?;
         let (with_sync, grads) = bench.step(None);
@@ -93,17 +97,21 @@ pub fn measure(ddp: &Ddp, sizes: Sizes) -> Result<(SyncCost, Option<RoundTrace>)
         drop(guard);
         // Closes the window, untimed.
         bench.model.forward(bench.x.clone()).sum().backward();
+        ddp.barrier()?;
+        let (without_hooks, _) = plain.step(None);
         if step >= warm_up {
+            unwrapped.push(without_hooks);
             sync.push(with_sync);
             local.push(without_sync);
         }
     }
-    let (step_ms, no_sync_ms) = (median(sync), median(local));
+    let (step_ms, no_sync_ms, plain_ms) = (median(sync), median(local), median(unwrapped));
     let cost = SyncCost {
         ranks: ddp.world_size(),
         params,
         step_ms,
         no_sync_ms,
+        plain_ms,
         sync_cost: step_ms / no_sync_ms - 1.0,
         overlap_ratio: ddp.stats().overlap_ratio,
     };

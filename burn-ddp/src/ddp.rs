@@ -3,7 +3,7 @@
 use crate::{
     autodiff::{
         attach::{self, WrapContext},
-        session::{Sessions, SyncSwitch},
+        sessions::{Sessions, SyncSwitch},
     },
     config::WrapConfig,
     data::LoaderBuilder,

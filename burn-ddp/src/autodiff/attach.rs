@@ -4,7 +4,8 @@ use super::{
     hook::ParamHook,
     ladder::Ladder,
     proxy::Proxy,
-    session::{Occurrence, Session, Sessions, SyncSwitch},
+    session::{Occurrence, Session},
+    sessions::{Sessions, SyncSwitch},
 };
 use crate::{
     config::WrapConfig,

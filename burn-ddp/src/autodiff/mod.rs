@@ -23,12 +23,15 @@
 //! the [ladder](ladder), lifts it to just below its consumer.
 
 pub(crate) mod attach;
+mod closing;
 mod hook;
 mod ladder;
 mod ops;
 mod proxy;
 pub(crate) mod session;
+pub(crate) mod sessions;
 mod store;
+mod tap;
 
 #[cfg(test)]
 mod tests;

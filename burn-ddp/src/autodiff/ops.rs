@@ -1,6 +1,6 @@
 //! The backend extension: identities that record backward steps.
 
-use super::session::Tap;
+use super::tap::Tap;
 use burn::backend::{
     Autodiff, Backend, Dispatch,
     autodiff::{

@@ -1,70 +1,27 @@
 //! One wrapped model: what its hooks share.
 
 use super::{
+    closing::{Flush, Reduced},
     proxy::Proxy,
+    sessions::{Sessions, SyncSwitch, lock},
     store::{BackendChanged, GradientStore},
+    tap::Tap,
 };
 use crate::{
     error::BackwardPanic,
-    reducer::{Fired, Layout, Reducer, ReducerError, RoundTrace, Totals, Use, UseCounter},
+    reducer::{Fired, Layout, Reducer, ReducerError, RoundTrace, Totals, UseCounter},
 };
-use burn::backend::{
-    Backend,
-    autodiff::{NodeId, grads::Gradients},
-    tensor::FloatTensor,
-};
+use burn::backend::{Backend, tensor::FloatTensor};
 use burn::module::ParamId;
 use std::{
-    any::Any,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        Arc, Mutex,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     thread::{self, ThreadId},
 };
 
 type Result<T, E = ReducerError> = std::result::Result<T, E>;
-
-/// Rounds after which a parameter that no rank has used is reported.
-const ROUNDS_BEFORE_UNUSED_WARNING: u64 = 3;
-
-/// Whether backward passes synchronise: off while any `no_sync` guard lives.
-#[derive(Debug, Default)]
-pub(crate) struct SyncSwitch(AtomicUsize);
-
-impl SyncSwitch {
-    pub(crate) fn hold(&self) {
-        self.0.fetch_add(1, Ordering::Relaxed);
-    }
-
-    pub(crate) fn release(&self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
-    }
-
-    fn is_on(&self) -> bool {
-        self.0.load(Ordering::Relaxed) == 0
-    }
-}
-
-/// All wrapped models of a process.
-///
-/// A graph may run through several of them. The first return step of a pass launches what is left
-/// of *every* round that this pass opened before it waits for its own: two ranks that close
-/// two models in different orders would otherwise wait for each other.
-#[derive(Debug, Default)]
-pub(crate) struct Sessions(Mutex<Vec<Weak<Session>>>);
-
-impl Sessions {
-    pub(crate) fn add(&self, session: &Arc<Session>) {
-        let mut sessions = lock(&self.0);
-        sessions.retain(|s| s.strong_count() > 0);
-        sessions.push(Arc::downgrade(session));
-    }
-
-    pub(crate) fn live(&self) -> Vec<Arc<Session>> {
-        lock(&self.0).iter().filter_map(Weak::upgrade).collect()
-    }
-}
 
 /// One field of the model that holds a trainable parameter.
 #[derive(Debug)]
@@ -80,11 +37,9 @@ pub(super) struct Occurrence {
     pub(super) reloaded: AtomicBool,
 }
 
-type Flush = fn(&Session) -> Result<()>;
-
 /// Where the model stands between forward and the end of backward.
 #[derive(Debug)]
-enum Round {
+pub(super) enum Round {
     /// No backward is running.
     Idle,
     /// Ready steps are running.
@@ -98,20 +53,20 @@ enum Round {
         flush: Flush,
         flushed: bool,
     },
-    /// Return steps are running: the reduced gradient of each slot, as `FloatTensor<B>`.
-    Closed(Vec<Option<Box<dyn Any + Send>>>),
+    /// Return steps are running.
+    Closed(Reduced),
 }
 
 #[derive(Debug)]
-struct State {
-    uses: UseCounter,
-    store: GradientStore,
-    round: Round,
+pub(super) struct State {
+    pub(super) uses: UseCounter,
+    pub(super) store: GradientStore,
+    pub(super) round: Round,
     /// Backward passes accumulated since the last synchronised one.
-    accumulated: u32,
-    synchronised: u64,
+    pub(super) accumulated: u32,
+    pub(super) synchronised: u64,
     /// Slots that some rank has used.
-    ever_used: Vec<bool>,
+    pub(super) ever_used: Vec<bool>,
     failure: Option<ReducerError>,
 }
 
@@ -119,18 +74,18 @@ struct State {
 /// share it; nothing here outlives the model and its graphs.
 #[derive(Debug)]
 pub(crate) struct Session {
-    rank: usize,
-    layout: Layout,
-    occurrences: Vec<Occurrence>,
+    pub(super) rank: usize,
+    pub(super) layout: Layout,
+    pub(super) occurrences: Vec<Occurrence>,
     /// Fields that share each slot.
-    fields: Vec<usize>,
+    pub(super) fields: Vec<usize>,
     /// Position of each slot on the ladder.
-    rungs: Vec<AtomicUsize>,
+    pub(super) rungs: Vec<AtomicUsize>,
     /// `None` in a world of one: gradients then stay tensors and nothing is copied.
-    reducer: Option<Mutex<Reducer>>,
+    pub(super) reducer: Option<Mutex<Reducer>>,
     switch: Arc<SyncSwitch>,
-    sessions: Arc<Sessions>,
-    state: Mutex<State>,
+    pub(super) sessions: Arc<Sessions>,
+    pub(super) state: Mutex<State>,
 }
 
 impl Session {
@@ -258,7 +213,7 @@ impl Session {
     }
 
     /// A ready step: one use's gradient is there.
-    fn ready<B: Backend>(&self, tap: &Tap, gradient: FloatTensor<B>) -> Result<()> {
+    pub(super) fn ready<B: Backend>(&self, tap: &Tap, gradient: FloatTensor<B>) -> Result<()> {
         let mut state = lock(&self.state);
         let state = &mut *state;
         if let Some(failure) = &state.failure {
@@ -302,7 +257,7 @@ impl Session {
         sync
     }
 
-    fn pack<B: Backend>(
+    pub(super) fn pack<B: Backend>(
         &self,
         state: &mut State,
         reducer: &mut Reducer,
@@ -326,215 +281,7 @@ impl Session {
         reducer.pack(slot, data)
     }
 
-    /// Sends what is left of a round, without waiting.
-    fn flush<B: Backend>(&self) -> Result<()> {
-        let mut state = lock(&self.state);
-        let state = &mut *state;
-        let Round::Open {
-            sync: true,
-            flushed,
-            ..
-        } = &mut state.round
-        else {
-            return Ok(());
-        };
-        if std::mem::replace(flushed, true) {
-            return Ok(());
-        }
-        let Some(reducer) = &self.reducer else {
-            return Ok(());
-        };
-        let mut reducer = lock(reducer);
-        for slot in 0..self.layout.len() {
-            self.pack::<B>(state, &mut reducer, slot)?;
-        }
-        reducer.launch_rest()
-    }
-
-    /// What `flush` to call when `thread` closes a pass, if it opened a round here.
-    fn open_flush(&self, thread: ThreadId) -> Option<Flush> {
-        match &lock(&self.state).round {
-            Round::Open {
-                thread: t, flush, ..
-            } if *t == thread => Some(*flush),
-            _ => None,
-        }
-    }
-
-    /// A return step: gives the reduced gradient to its leaf. The first one closes the round.
-    fn give_back<B: Backend>(
-        &self,
-        occurrence: usize,
-        leaf: NodeId,
-        grads: &mut Gradients,
-    ) -> Result<()> {
-        let thread = thread::current().id();
-        if self.open_flush(thread).is_some() {
-            for session in self.sessions.live() {
-                if let Some(flush) = session.open_flush(thread) {
-                    flush(&session)?;
-                }
-            }
-            self.close::<B>(grads)?;
-        }
-        let slot = self.occurrences[occurrence].slot;
-        if let Round::Closed(gradients) = &mut lock(&self.state).round
-            && let Some(gradient) = hand_out::<B>(&mut gradients[slot], self.fields[slot])
-        {
-            grads.register::<B>(leaf, gradient);
-        }
-        Ok(())
-    }
-
-    fn close<B: Backend>(&self, grads: &mut Gradients) -> Result<()> {
-        let mut state = lock(&self.state);
-        let state = &mut *state;
-        let (sync, fired) = match std::mem::replace(&mut state.round, Round::Idle) {
-            Round::Open { sync, fired, .. } => (sync, fired),
-            other => {
-                state.round = other;
-                return Ok(());
-            }
-        };
-        let mut gradients = if sync {
-            self.reduced::<B>(state)?
-        } else {
-            Vec::new()
-        };
-        if sync {
-            state.accumulated = 0;
-        } else {
-            state.store.keep::<B>().map_err(|e| self.changed(0, e))?;
-            state.accumulated += 1;
-            gradients.resize_with(self.layout.len(), || None);
-        }
-        state.uses.close();
-        self.check_identities(&fired, &gradients)?;
-        self.give_to_proxies::<B>(&fired, &mut gradients, grads);
-        if sync {
-            self.after_sync(state, &gradients)?;
-        }
-        state.round = Round::Closed(gradients);
-        Ok(())
-    }
-
-    /// The reduced gradient of each slot, where any rank has one.
-    fn reduced<B: Backend>(&self, state: &mut State) -> Result<Vec<Option<Box<dyn Any + Send>>>> {
-        let erase = |gradient: FloatTensor<B>| -> Box<dyn Any + Send> { Box::new(gradient) };
-        let Some(reducer) = &self.reducer else {
-            let slots = 0..self.layout.len();
-            let take = |slot| {
-                state
-                    .store
-                    .take::<B>(slot)
-                    .map_err(|e| self.changed(slot, e))
-            };
-            return slots.map(take).map(|g| Ok(g?.map(erase))).collect();
-        };
-        let data = lock(reducer).wait()?;
-        let Some(device) = state.store.device::<B>() else {
-            return Err(self.changed(0, BackendChanged));
-        };
-        let upload = |data| erase(B::float_from_data(data, &device));
-        Ok(data.into_iter().map(|d| d.map(upload)).collect())
-    }
-
-    /// A gradient that goes through a proxy, and the fields of a tied parameter, need the ids of `wrap`. Burn gives
-    /// a loaded parameter the id of the record and tells nobody.
-    fn check_identities(
-        &self,
-        fired: &[bool],
-        gradients: &[Option<Box<dyn Any + Send>>],
-    ) -> Result<()> {
-        let lost = self.occurrences.iter().zip(fired).find(|(o, fired)| {
-            let by_id = !**fired || self.fields[o.slot] > 1;
-            by_id && gradients[o.slot].is_some() && o.reloaded.load(Ordering::Relaxed)
-        });
-        match lost {
-            None => Ok(()),
-            Some((occurrence, _)) => Err(ReducerError::Reloaded {
-                rank: self.rank,
-                path: self.layout.params[occurrence.slot].path.clone(),
-            }),
-        }
-    }
-
-    /// Registers the gradients of parameters that have no return step in this graph.
-    fn give_to_proxies<B: Backend>(
-        &self,
-        fired: &[bool],
-        gradients: &mut [Option<Box<dyn Any + Send>>],
-        grads: &mut Gradients,
-    ) {
-        for (occurrence, _) in self
-            .occurrences
-            .iter()
-            .zip(fired)
-            .filter(|(_, fired)| !**fired)
-        {
-            let gradient = hand_out::<B>(
-                &mut gradients[occurrence.slot],
-                self.fields[occurrence.slot],
-            );
-            occurrence.proxy.set_pending(gradient.is_some());
-            if let Some(gradient) = gradient {
-                grads.register::<B>(occurrence.proxy.node(), gradient);
-            }
-        }
-        for (occurrence, _) in self
-            .occurrences
-            .iter()
-            .zip(fired)
-            .filter(|(_, fired)| **fired)
-        {
-            occurrence.proxy.set_pending(false);
-        }
-    }
-
-    /// Learns from the first rounds: rank 0's order of first use, and what nobody uses.
-    fn after_sync(
-        &self,
-        state: &mut State,
-        gradients: &[Option<Box<dyn Any + Send>>],
-    ) -> Result<()> {
-        state.synchronised += 1;
-        for (used, gradient) in state.ever_used.iter_mut().zip(gradients) {
-            *used |= gradient.is_some();
-        }
-        if state.synchronised == 1
-            && let Some(reducer) = &self.reducer
-        {
-            let order = lock(reducer).rebuild(&state.uses.first_use_order())?;
-            self.set_rungs(&order);
-        }
-        if state.synchronised == ROUNDS_BEFORE_UNUSED_WARNING {
-            self.warn_of_unused(state);
-        }
-        Ok(())
-    }
-
-    fn set_rungs(&self, order: &[usize]) {
-        for (rung, &slot) in order.iter().enumerate() {
-            self.rungs[slot].store(rung, Ordering::Relaxed);
-        }
-    }
-
-    fn warn_of_unused(&self, state: &State) {
-        let params = self.layout.params.iter().zip(&state.ever_used);
-        let unused: Vec<&str> = params
-            .filter(|(_, used)| !**used)
-            .map(|(p, _)| p.path.as_str())
-            .collect();
-        if !unused.is_empty() && self.rank == 0 {
-            tracing::warn!(
-                "no rank has used these parameters in the first {ROUNDS_BEFORE_UNUSED_WARNING} backward passes: {}. If the model \
-                 does use them, it reads them around `Param::val()` (by deref or `base()`) and their gradients are not averaged",
-                unused.join(", ")
-            );
-        }
-    }
-
-    fn changed(&self, slot: usize, _: BackendChanged) -> ReducerError {
+    pub(super) fn changed(&self, slot: usize, _: BackendChanged) -> ReducerError {
         ReducerError::WrongType {
             rank: self.rank,
             path: self.layout.params[slot].path.clone(),
@@ -545,7 +292,7 @@ impl Session {
 
     /// Burn's `backward` cannot return an error: poison the model, tell the peers, panic with
     /// a payload that [`try_backward`](crate::try_backward) turns back into the error.
-    fn fail(&self, error: ReducerError) -> ! {
+    pub(super) fn fail(&self, error: ReducerError) -> ! {
         lock(&self.state).failure.get_or_insert(error.clone());
         if let Some(reducer) = &self.reducer {
             let group = lock(reducer).group().clone();
@@ -553,55 +300,4 @@ impl Session {
         }
         BackwardPanic::raise(error)
     }
-}
-
-/// Takes the gradient of a slot, or a clone of it when several fields share the slot.
-fn hand_out<B: Backend>(
-    gradient: &mut Option<Box<dyn Any + Send>>,
-    fields: usize,
-) -> Option<FloatTensor<B>> {
-    if fields > 1 {
-        return gradient.as_ref()?.downcast_ref::<FloatTensor<B>>().cloned();
-    }
-    gradient
-        .take()?
-        .downcast::<FloatTensor<B>>()
-        .ok()
-        .map(|g| *g)
-}
-
-/// The state of one use, carried by its two backward steps.
-///
-/// Weak, because Burn's graph is global to the process and may keep steps of a graph that was never run backward: they
-/// must not keep the job's connections open. The gradient of a model that is gone has nobody who could collect it.
-#[derive(Clone, Debug)]
-pub(crate) struct Tap {
-    session: Weak<Session>,
-    occurrence: usize,
-    use_: Use,
-}
-
-impl Tap {
-    /// The ready step's work.
-    pub(super) fn take<B: Backend>(&self, gradient: FloatTensor<B>) {
-        if let Some(session) = self.session.upgrade()
-            && let Err(error) = session.ready::<B>(self, gradient)
-        {
-            session.fail(error);
-        }
-    }
-
-    /// The return step's work.
-    pub(super) fn give_back<B: Backend>(&self, leaf: NodeId, grads: &mut Gradients) {
-        if let Some(session) = self.session.upgrade()
-            && let Err(error) = session.give_back::<B>(self.occurrence, leaf, grads)
-        {
-            session.fail(error);
-        }
-    }
-}
-
-/// A panic while the lock was held left no half-made state that the next holder could not see.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

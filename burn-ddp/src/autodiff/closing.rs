@@ -1,0 +1,235 @@
+//! The end of a backward pass: the last buckets leave, all come back, every leaf gets its gradient.
+
+use super::{
+    session::{Round, Session, State},
+    sessions::lock,
+    store::BackendChanged,
+};
+use crate::reducer::ReducerError;
+use burn::backend::{
+    Backend,
+    autodiff::{NodeId, grads::Gradients},
+    tensor::FloatTensor,
+};
+use std::{
+    any::Any,
+    sync::atomic::Ordering,
+    thread::{self, ThreadId},
+};
+
+type Result<T, E = ReducerError> = std::result::Result<T, E>;
+
+/// [`Session::flush`] for one backend.
+pub(super) type Flush = fn(&Session) -> Result<()>;
+
+/// The reduced gradient of each slot, as `FloatTensor<B>`; `None` where no rank has one.
+pub(super) type Reduced = Vec<Option<Box<dyn Any + Send>>>;
+
+/// Rounds after which a parameter that no rank has used is reported.
+const ROUNDS_BEFORE_UNUSED_WARNING: u64 = 3;
+
+impl Session {
+    /// Sends what is left of a round, without waiting.
+    pub(super) fn flush<B: Backend>(&self) -> Result<()> {
+        let mut state = lock(&self.state);
+        let state = &mut *state;
+        let Round::Open {
+            sync: true,
+            flushed,
+            ..
+        } = &mut state.round
+        else {
+            return Ok(());
+        };
+        if std::mem::replace(flushed, true) {
+            return Ok(());
+        }
+        let Some(reducer) = &self.reducer else {
+            return Ok(());
+        };
+        let mut reducer = lock(reducer);
+        for slot in 0..self.layout.len() {
+            self.pack::<B>(state, &mut reducer, slot)?;
+        }
+        reducer.launch_rest()
+    }
+
+    /// What `flush` to call when `thread` closes a pass, if it opened a round here.
+    fn open_flush(&self, thread: ThreadId) -> Option<Flush> {
+        match &lock(&self.state).round {
+            Round::Open {
+                thread: t, flush, ..
+            } if *t == thread => Some(*flush),
+            _ => None,
+        }
+    }
+
+    /// A return step: gives the reduced gradient to its leaf. The first one closes the round.
+    pub(super) fn give_back<B: Backend>(
+        &self,
+        occurrence: usize,
+        leaf: NodeId,
+        grads: &mut Gradients,
+    ) -> Result<()> {
+        let thread = thread::current().id();
+        if self.open_flush(thread).is_some() {
+            for session in self.sessions.live() {
+                if let Some(flush) = session.open_flush(thread) {
+                    flush(&session)?;
+                }
+            }
+            self.close::<B>(grads)?;
+        }
+        let slot = self.occurrences[occurrence].slot;
+        if let Round::Closed(gradients) = &mut lock(&self.state).round
+            && let Some(gradient) = hand_out::<B>(&mut gradients[slot], self.fields[slot])
+        {
+            grads.register::<B>(leaf, gradient);
+        }
+        Ok(())
+    }
+
+    fn close<B: Backend>(&self, grads: &mut Gradients) -> Result<()> {
+        let mut state = lock(&self.state);
+        let state = &mut *state;
+        let (sync, fired) = match std::mem::replace(&mut state.round, Round::Idle) {
+            Round::Open { sync, fired, .. } => (sync, fired),
+            other => {
+                state.round = other;
+                return Ok(());
+            }
+        };
+        let mut gradients = if sync {
+            self.reduced::<B>(state)?
+        } else {
+            Vec::new()
+        };
+        if sync {
+            state.accumulated = 0;
+        } else {
+            state.store.keep::<B>().map_err(|e| self.changed(0, e))?;
+            state.accumulated += 1;
+            gradients.resize_with(self.layout.len(), || None);
+        }
+        state.uses.close();
+        self.check_identities(&fired, &gradients)?;
+        self.give_to_proxies::<B>(&fired, &mut gradients, grads);
+        if sync {
+            self.after_sync(state, &gradients)?;
+        }
+        state.round = Round::Closed(gradients);
+        Ok(())
+    }
+
+    /// The reduced gradient of each slot, where any rank has one.
+    fn reduced<B: Backend>(&self, state: &mut State) -> Result<Reduced> {
+        let erase = |gradient: FloatTensor<B>| -> Box<dyn Any + Send> { Box::new(gradient) };
+        let Some(reducer) = &self.reducer else {
+            let slots = 0..self.layout.len();
+            let take = |slot| {
+                state
+                    .store
+                    .take::<B>(slot)
+                    .map_err(|e| self.changed(slot, e))
+            };
+            return slots.map(take).map(|g| Ok(g?.map(erase))).collect();
+        };
+        let data = lock(reducer).wait()?;
+        let Some(device) = state.store.device::<B>() else {
+            return Err(self.changed(0, BackendChanged));
+        };
+        let upload = |data| erase(B::float_from_data(data, &device));
+        Ok(data.into_iter().map(|d| d.map(upload)).collect())
+    }
+
+    /// A gradient that goes through a proxy, and the fields of a tied parameter, need the ids of `wrap`. Burn gives
+    /// a loaded parameter the id of the record and tells nobody.
+    fn check_identities(&self, fired: &[bool], gradients: &Reduced) -> Result<()> {
+        let lost = self.occurrences.iter().zip(fired).find(|(o, fired)| {
+            let by_id = !**fired || self.fields[o.slot] > 1;
+            by_id && gradients[o.slot].is_some() && o.reloaded.load(Ordering::Relaxed)
+        });
+        match lost {
+            None => Ok(()),
+            Some((occurrence, _)) => Err(ReducerError::Reloaded {
+                rank: self.rank,
+                path: self.layout.params[occurrence.slot].path.clone(),
+            }),
+        }
+    }
+
+    /// Registers the gradients of parameters that have no return step in this graph.
+    fn give_to_proxies<B: Backend>(
+        &self,
+        fired: &[bool],
+        gradients: &mut Reduced,
+        grads: &mut Gradients,
+    ) {
+        for (occurrence, &fired) in self.occurrences.iter().zip(fired) {
+            let slot = occurrence.slot;
+            let gradient = if fired {
+                None
+            } else {
+                hand_out::<B>(&mut gradients[slot], self.fields[slot])
+            };
+            occurrence.proxy.set_pending(gradient.is_some());
+            if let Some(gradient) = gradient {
+                grads.register::<B>(occurrence.proxy.node(), gradient);
+            }
+        }
+    }
+
+    /// Learns from the first rounds: rank 0's order of first use, and what nobody uses.
+    fn after_sync(&self, state: &mut State, gradients: &Reduced) -> Result<()> {
+        state.synchronised += 1;
+        for (used, gradient) in state.ever_used.iter_mut().zip(gradients) {
+            *used |= gradient.is_some();
+        }
+        if state.synchronised == 1
+            && let Some(reducer) = &self.reducer
+        {
+            let order = lock(reducer).rebuild(&state.uses.first_use_order())?;
+            self.set_rungs(&order);
+        }
+        if state.synchronised == ROUNDS_BEFORE_UNUSED_WARNING {
+            self.warn_of_unused(state);
+        }
+        Ok(())
+    }
+
+    fn set_rungs(&self, order: &[usize]) {
+        for (rung, &slot) in order.iter().enumerate() {
+            self.rungs[slot].store(rung, Ordering::Relaxed);
+        }
+    }
+
+    fn warn_of_unused(&self, state: &State) {
+        let params = self.layout.params.iter().zip(&state.ever_used);
+        let unused: Vec<&str> = params
+            .filter(|(_, used)| !**used)
+            .map(|(p, _)| p.path.as_str())
+            .collect();
+        if !unused.is_empty() && self.rank == 0 {
+            tracing::warn!(
+                "no rank has used these parameters in the first {ROUNDS_BEFORE_UNUSED_WARNING} backward passes: {}. If the model \
+                 does use them, it reads them around `Param::val()` (by deref or `base()`) and their gradients are not averaged",
+                unused.join(", ")
+            );
+        }
+    }
+}
+
+/// Takes the gradient of a slot, or a clone of it when several fields share the slot.
+fn hand_out<B: Backend>(
+    gradient: &mut Option<Box<dyn Any + Send>>,
+    fields: usize,
+) -> Option<FloatTensor<B>> {
+    if fields > 1 {
+        return gradient.as_ref()?.downcast_ref::<FloatTensor<B>>().cloned();
+    }
+    gradient
+        .take()?
+        .downcast::<FloatTensor<B>>()
+        .ok()
+        .map(|g| *g)
+}

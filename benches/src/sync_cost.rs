@@ -4,7 +4,7 @@ use burn::module::Module;
 use burn::nn::{Linear, LinearConfig, Relu};
 use burn::optim::{GradientsParams, ModuleOptimizer, SgdConfig};
 use burn::prelude::*;
-use burn_ddp::{Ddp, RoundTrace};
+use burn_ddp::{Ddp, RoundTrace, WrapConfig};
 use serde::Serialize;
 use std::time::Instant;
 
@@ -42,6 +42,8 @@ pub struct Sizes {
     pub batch: usize,
     /// Steps timed of each kind.
     pub steps: usize,
+    /// Gradient bytes of a bucket.
+    pub bucket_bytes: usize,
 }
 
 /// The result, times in milliseconds.
@@ -71,7 +73,8 @@ pub struct SyncCost {
 pub fn measure(ddp: &Ddp, sizes: Sizes) -> Result<(SyncCost, Option<RoundTrace>), burn_ddp::Error> {
     let device = Device::flex().autodiff();
     let plain = Mlp::new(sizes.width, sizes.depth, &device);
-    let model = ddp.wrap(plain.clone())?;
+    let config = WrapConfig::new().bucket_bytes(sizes.bucket_bytes);
+    let model = ddp.wrap_with(plain.clone(), config)?;
     let params = model.num_params();
     let x = Tensor::<2>::random(
         [sizes.batch, sizes.width],

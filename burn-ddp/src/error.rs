@@ -91,6 +91,27 @@ pub enum Error {
         /// In Burn's words.
         dtype: String,
     },
+    /// The model's trainable parameters are on several devices.
+    #[error(
+        "rank {rank}: `{path}` is on another device than the trainable parameters before it: put a model on one device before `wrap`, and use \
+         one process per device"
+    )]
+    SeveralDevices {
+        /// The rank that reports.
+        rank: usize,
+        /// Module path of the parameter.
+        path: String,
+    },
+    /// The same `wrap` failed on another rank.
+    #[error("rank {rank}: the model cannot be wrapped because rank {peer} cannot: {cause}")]
+    PeerCannotWrap {
+        /// The rank that reports.
+        rank: usize,
+        /// The first rank that could not.
+        peer: usize,
+        /// That rank's error.
+        cause: String,
+    },
     /// A tensor could not be read from its device.
     #[error("rank {rank}: cannot read `{path}`: {cause}")]
     Read {
@@ -160,6 +181,7 @@ impl Error {
             Error::Group(error) => error.is_secondary(),
             Error::Reducer(error) => error.is_secondary(),
             Error::Data(DataError::Group(error)) => error.is_secondary(),
+            Error::PeerCannotWrap { .. } => true,
             _ => false,
         }
     }

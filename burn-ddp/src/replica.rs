@@ -1,20 +1,18 @@
 //! Whole models across ranks: make them equal, compare them.
 
 use crate::{
+    autodiff::ParamHook,
     dtype,
     error::Error,
     group::{DType, ProcessGroup, ReduceOp, objects},
 };
-use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, Reparameterization};
 use burn::tensor::{Bool, Bytes, Device, Int, Tensor, TensorData};
 use sha2::{Digest, Sha256};
 use std::collections::VecDeque;
 
 /// Bytes sent in one broadcast at the most, plus one tensor.
 const CHUNK: usize = 32 << 20;
-
-/// Name under which our own hooks appear in a traversal.
-const HOOK: &str = "ddp";
 
 /// A tensor of a model.
 struct Entry {
@@ -29,6 +27,7 @@ fn entries<M: Module>(model: &M, rank: usize) -> Result<Vec<Entry>, Error> {
     let mut reader = Reader {
         rank,
         path: Vec::new(),
+        in_hook: false,
         entries: Ok(Vec::new()),
     };
     model.visit(&mut reader);
@@ -38,13 +37,14 @@ fn entries<M: Module>(model: &M, rank: usize) -> Result<Vec<Entry>, Error> {
 struct Reader {
     rank: usize,
     path: Vec<String>,
+    /// Inside a hook, which shows at most a stand-in that is no part of the model.
+    in_hook: bool,
     entries: Result<Vec<Entry>, Error>,
 }
 
 impl Reader {
     fn read(&mut self, trainable: bool, data: impl FnOnce() -> Result<TensorData, String>) {
-        // A hook shows at most a stand-in, which is no part of the model.
-        if self.path.last().is_some_and(|name| name == HOOK) {
+        if self.in_hook {
             return;
         }
         let Ok(entries) = &mut self.entries else {
@@ -66,11 +66,14 @@ impl Reader {
 }
 
 impl ModuleVisitor for Reader {
-    fn enter_module(&mut self, name: &str, _: &str) {
+    fn enter_module(&mut self, name: &str, container: &str) {
+        // A field of the user's may have the hook's name, but not its container.
+        self.in_hook = name == ParamHook::NAME && container == "Reparameterization";
         self.path.push(name.to_string());
     }
 
     fn exit_module(&mut self, _: &str, _: &str) {
+        self.in_hook = false;
         self.path.pop();
     }
 

@@ -26,6 +26,9 @@ struct Arguments {
     /// Steps timed of each kind.
     #[arg(long, default_value_t = 20)]
     steps: usize,
+    /// Gradient bytes of a bucket.
+    #[arg(long, default_value_t = 25 << 20)]
+    bucket_bytes: usize,
     /// One JSON object.
     #[arg(long)]
     json: bool,
@@ -41,6 +44,7 @@ fn main() -> Result<(), Error> {
         depth: arguments.depth,
         batch: arguments.batch,
         steps: arguments.steps,
+        bucket_bytes: arguments.bucket_bytes,
     };
     Launcher::new().nproc(arguments.ranks).run(|ddp| {
         let (cost, trace) = measure(&ddp, sizes)?;

@@ -33,8 +33,8 @@ pub(crate) struct WrapContext<'a> {
 pub(crate) fn wrap<M: Module>(model: M, context: &WrapContext<'_>) -> Result<M, Error> {
     let group = context.group;
     let rank = group.rank();
-    let survey = Survey::of(&model, rank)?;
-    agree(&**group, &survey.layout, &context.config)?;
+    let survey = Survey::of(&model, rank);
+    let survey = agree(&**group, survey, &context.config)?;
     let model = replica::broadcast(model, &**group)?;
 
     let reducer = if group.world_size() > 1 {
@@ -65,12 +65,28 @@ pub(crate) fn wrap<M: Module>(model: M, context: &WrapContext<'_>) -> Result<M, 
     };
     let model = model.apply_reparameterization(&mut attach);
     model.visit(&mut MeetHooks);
-    match session.first_unseen() {
+    let attached = match session.first_unseen() {
         Some(occurrence) => Err(Error::ForeignReparameterization {
             rank,
             path: attach.paths.swap_remove(occurrence),
         }),
         None => Ok(model),
+    };
+    together(&**group, attached)
+}
+
+/// A step of `wrap` that may fail on one rank fails on all, so that nobody waits for a rank that has returned. Collective.
+fn together<T>(group: &dyn ProcessGroup, outcome: Result<T, Error>) -> Result<T, Error> {
+    let text = outcome.as_ref().err().map(ToString::to_string);
+    let all = objects::gather(group, text.unwrap_or_default().as_bytes())?;
+    let value = outcome?;
+    match all.iter().position(|text| !text.is_empty()) {
+        None => Ok(value),
+        Some(peer) => Err(Error::PeerCannotWrap {
+            rank: group.rank(),
+            peer,
+            cause: String::from_utf8_lossy(&all[peer]).into_owned(),
+        }),
     }
 }
 
@@ -135,6 +151,10 @@ impl Surveyor {
             }
         };
         let device = self.device.get_or_insert(base.device());
+        if *device != base.device() {
+            let path = self.path.join(".");
+            return Err(Error::SeveralDevices { rank, path });
+        }
         let Some(proxy) = Proxy::new::<D>(id, device) else {
             return Err(Error::NothingToTrain { rank });
         };
@@ -173,12 +193,17 @@ struct Fingerprint {
     layout: Layout,
 }
 
-fn agree(group: &dyn ProcessGroup, layout: &Layout, config: &WrapConfig) -> Result<(), Error> {
+fn agree(
+    group: &dyn ProcessGroup,
+    survey: Result<Survey, Error>,
+    config: &WrapConfig,
+) -> Result<Survey, Error> {
     let rank = group.rank();
+    let survey = together(group, survey)?;
     let ours = Fingerprint {
         version: env!("CARGO_PKG_VERSION").to_string(),
         options: format!("{config:?}"),
-        layout: layout.clone(),
+        layout: survey.layout.clone(),
     };
     let encoding = |cause: postcard::Error| Error::Encoding {
         rank,
@@ -208,7 +233,7 @@ fn agree(group: &dyn ProcessGroup, layout: &Layout, config: &WrapConfig) -> Resu
             theirs,
         });
     }
-    Ok(())
+    Ok(survey)
 }
 
 /// Attaches a hook to every trainable parameter.

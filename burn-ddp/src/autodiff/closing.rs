@@ -2,7 +2,7 @@
 
 use super::{
     session::{Round, Session, State},
-    sessions::lock,
+    sessions::{Sessions, lock},
     store::BackendChanged,
 };
 use crate::reducer::ReducerError;
@@ -13,14 +13,27 @@ use burn::backend::{
 };
 use std::{
     any::Any,
-    sync::atomic::Ordering,
+    sync::{Arc, atomic::Ordering},
     thread::{self, ThreadId},
 };
 
 type Result<T, E = ReducerError> = std::result::Result<T, E>;
 
-/// [`Session::flush`] for one backend.
-pub(super) type Flush = fn(&Session) -> Result<()>;
+/// How a round is ended, for the backend of its pass.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Closing {
+    flush: fn(&Session) -> Result<()>,
+    close: fn(&Session, &mut Gradients) -> Result<()>,
+}
+
+impl Closing {
+    pub(super) fn of<B: Backend>() -> Self {
+        Self {
+            flush: Session::flush::<B>,
+            close: Session::close::<B>,
+        }
+    }
+}
 
 /// The reduced gradient of each slot, as `FloatTensor<B>`; `None` where no rank has one.
 pub(super) type Reduced = Vec<Option<Box<dyn Any + Send>>>;
@@ -28,9 +41,26 @@ pub(super) type Reduced = Vec<Option<Box<dyn Any + Send>>>;
 /// Rounds after which a parameter that no rank has used is reported.
 const ROUNDS_BEFORE_UNUSED_WARNING: u64 = 3;
 
+impl Sessions {
+    /// Ends every round that `thread` has opened. All send what they have left before any waits, and they are closed in
+    /// the order of `wrap`, which is the same on all ranks: the order of return steps is not, and a close contains
+    /// collectives.
+    fn close_pass(&self, thread: ThreadId, grads: &mut Gradients) -> Result<()> {
+        let open = |session: Arc<Session>| Some((session.open_round(thread)?, session));
+        let open: Vec<_> = self.live().into_iter().filter_map(open).collect();
+        for (closing, session) in &open {
+            (closing.flush)(session)?;
+        }
+        for (closing, session) in &open {
+            (closing.close)(session, grads)?;
+        }
+        Ok(())
+    }
+}
+
 impl Session {
     /// Sends what is left of a round, without waiting.
-    pub(super) fn flush<B: Backend>(&self) -> Result<()> {
+    fn flush<B: Backend>(&self) -> Result<()> {
         let mut state = lock(&self.state);
         let state = &mut *state;
         let Round::Open {
@@ -54,17 +84,17 @@ impl Session {
         reducer.launch_rest()
     }
 
-    /// What `flush` to call when `thread` closes a pass, if it opened a round here.
-    fn open_flush(&self, thread: ThreadId) -> Option<Flush> {
+    /// How to end the round that `thread` has opened here, if any.
+    fn open_round(&self, thread: ThreadId) -> Option<Closing> {
         match &lock(&self.state).round {
             Round::Open {
-                thread: t, flush, ..
-            } if *t == thread => Some(*flush),
+                thread: t, closing, ..
+            } if *t == thread => Some(*closing),
             _ => None,
         }
     }
 
-    /// A return step: gives the reduced gradient to its leaf. The first one closes the round.
+    /// A return step: gives the reduced gradient to its leaf. The first one of a pass closes the rounds of all models in it.
     pub(super) fn give_back<B: Backend>(
         &self,
         occurrence: usize,
@@ -72,16 +102,12 @@ impl Session {
         grads: &mut Gradients,
     ) -> Result<()> {
         let thread = thread::current().id();
-        if self.open_flush(thread).is_some() {
-            for session in self.sessions.live() {
-                if let Some(flush) = session.open_flush(thread) {
-                    flush(&session)?;
-                }
-            }
-            self.close::<B>(grads)?;
+        if self.open_round(thread).is_some() {
+            self.sessions.close_pass(thread, grads)?;
         }
         let slot = self.occurrences[occurrence].slot;
-        if let Round::Closed(gradients) = &mut lock(&self.state).round
+        if let Round::Closed { gradients, served } = &mut lock(&self.state).round
+            && !std::mem::replace(&mut served[occurrence], true)
             && let Some(gradient) = hand_out::<B>(&mut gradients[slot], self.fields[slot])
         {
             grads.register::<B>(leaf, gradient);
@@ -117,7 +143,10 @@ impl Session {
         if sync {
             self.after_sync(state, &gradients)?;
         }
-        state.round = Round::Closed(gradients);
+        state.round = Round::Closed {
+            gradients,
+            served: vec![false; self.occurrences.len()],
+        };
         Ok(())
     }
 
@@ -144,9 +173,9 @@ impl Session {
 
     /// A gradient that goes through a proxy, and the fields of a tied parameter, need the ids of `wrap`. Burn gives
     /// a loaded parameter the id of the record and tells nobody.
-    fn check_identities(&self, fired: &[bool], gradients: &Reduced) -> Result<()> {
+    fn check_identities(&self, fired: &[Option<NodeId>], gradients: &Reduced) -> Result<()> {
         let lost = self.occurrences.iter().zip(fired).find(|(o, fired)| {
-            let by_id = !**fired || self.fields[o.slot] > 1;
+            let by_id = fired.is_none() || self.fields[o.slot] > 1;
             by_id && gradients[o.slot].is_some() && o.reloaded.load(Ordering::Relaxed)
         });
         match lost {
@@ -161,13 +190,13 @@ impl Session {
     /// Registers the gradients of parameters that have no return step in this graph.
     fn give_to_proxies<B: Backend>(
         &self,
-        fired: &[bool],
+        fired: &[Option<NodeId>],
         gradients: &mut Reduced,
         grads: &mut Gradients,
     ) {
-        for (occurrence, &fired) in self.occurrences.iter().zip(fired) {
+        for (occurrence, fired) in self.occurrences.iter().zip(fired) {
             let slot = occurrence.slot;
-            let gradient = if fired {
+            let gradient = if fired.is_some() {
                 None
             } else {
                 hand_out::<B>(&mut gradients[slot], self.fields[slot])

@@ -13,7 +13,7 @@ use std::sync::Arc;
 ///
 /// As a [`Module`] it has no parameters, except for a moment: see [`visit`](Module::visit).
 #[derive(Clone, Debug)]
-pub(super) struct ParamHook {
+pub(crate) struct ParamHook {
     pub(super) session: Arc<Session>,
     pub(super) ladder: Ladder,
     /// Which parameter of the model this is, counted over all fields (tied ones too).
@@ -28,7 +28,8 @@ impl Reparameterization for ParamHook {
         if !base.is_autodiff() || !base.is_require_grad() {
             return base;
         }
-        let tap = self.session.tap(self.occurrence);
+        let tap = ops::node(&base).and_then(|leaf| self.session.tap(self.occurrence, leaf));
+        let Some(tap) = tap else { return base };
         let rung = self.ladder.rung(self.session.rung(self.occurrence));
         ops::tap(base, rung, tap)
     }
@@ -64,7 +65,8 @@ impl Module for ParamHook {
     /// A parameter that only other ranks used in the last backward has a reduced gradient here, but no return
     /// step ran that could register it at the parameter's leaf (after an optimizer step the leaf is a new
     /// node that this rank has not seen). It was registered at a [proxy](super::proxy) instead, which is
-    /// shown here under the parameter's own id until its value is taken, which is what `GradientsParams::from_grads` does.
+    /// shown here under the parameter's own id until its value is taken, which is what `GradientsParams::from_grads` does,
+    /// or until the next backward pass ends.
     fn visit<V: ModuleVisitor>(&self, visitor: &mut V) {
         self.session.saw_hook(self.occurrence);
         if let Some(proxy) = self.session.pending_proxy(self.occurrence) {
@@ -73,8 +75,6 @@ impl Module for ParamHook {
     }
 
     fn map<M: ModuleMapper>(self, _: &mut M) -> Self {
-        // The optimizer has stepped: a gradient that nobody took belongs to the past.
-        self.session.drop_proxy(self.occurrence);
         self
     }
 }

@@ -33,5 +33,7 @@ pub(crate) mod sessions;
 mod store;
 mod tap;
 
+pub(crate) use hook::ParamHook;
+
 #[cfg(test)]
 mod tests;

@@ -66,9 +66,7 @@ impl<B: Backend> Backward<B, 1> for Return {
     type State = Tap;
 
     fn backward(self, ops: Ops<Tap, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
-        if let [Some(leaf)] = &ops.parents {
-            ops.state.give_back::<B>(leaf.id, grads);
-        }
+        ops.state.give_back::<B>(grads);
     }
 }
 

@@ -1,7 +1,7 @@
 //! One wrapped model: what its hooks share.
 
 use super::{
-    closing::{Flush, Reduced},
+    closing::{Closing, Reduced},
     proxy::Proxy,
     sessions::{Sessions, SyncSwitch, lock},
     store::{BackendChanged, GradientStore},
@@ -11,7 +11,7 @@ use crate::{
     error::BackwardPanic,
     reducer::{Fired, Layout, Reducer, ReducerError, RoundTrace, Totals, UseCounter},
 };
-use burn::backend::{Backend, tensor::FloatTensor};
+use burn::backend::{Backend, autodiff::NodeId, tensor::FloatTensor};
 use burn::module::ParamId;
 use std::{
     sync::{
@@ -47,14 +47,17 @@ pub(super) enum Round {
         thread: ThreadId,
         /// Decided by the switch when backward began.
         sync: bool,
-        /// Which occurrences have a return step in this graph.
-        fired: Vec<bool>,
-        /// [`Session::flush`] for the backend of this pass.
-        flush: Flush,
+        /// The leaf of each occurrence that has a return step in this graph.
+        fired: Vec<Option<NodeId>>,
+        closing: Closing,
         flushed: bool,
     },
     /// Return steps are running.
-    Closed(Reduced),
+    Closed {
+        gradients: Reduced,
+        /// Which occurrences have been given theirs: a leaf has a return step for each use.
+        served: Vec<bool>,
+    },
 }
 
 #[derive(Debug)]
@@ -146,15 +149,18 @@ impl Session {
         self.occurrences[occurrence].id
     }
 
-    /// A forward pass uses a parameter.
-    pub(super) fn tap(self: &Arc<Self>, occurrence: usize) -> Tap {
+    /// A forward pass uses a parameter whose leaf is `leaf`; `None` inside a backward pass, where nothing can be recorded.
+    pub(super) fn tap(self: &Arc<Self>, occurrence: usize, leaf: NodeId) -> Option<Tap> {
         let mut state = lock(&self.state);
-        self.recover(&mut state);
-        Tap {
+        if matches!(&state.round, Round::Open { thread, .. } if *thread == thread::current().id()) {
+            return None;
+        }
+        Some(Tap {
             session: Arc::downgrade(self),
             occurrence,
+            leaf,
             use_: state.uses.used(self.occurrences[occurrence].slot),
-        }
+        })
     }
 
     /// The ladder position of an occurrence's parameter.
@@ -187,28 +193,28 @@ impl Session {
         Some(&self.occurrences[occurrence].proxy).filter(|p| p.is_pending())
     }
 
-    pub(super) fn drop_proxy(&self, occurrence: usize) {
-        self.occurrences[occurrence].proxy.set_pending(false);
-    }
-
-    /// A forward pass while a round is open on the same thread means that the backward pass before
-    /// it was left by a panic.
-    fn recover(&self, state: &mut State) {
-        match &state.round {
-            Round::Open { thread, .. } if *thread == thread::current().id() => {}
+    /// A panic has left the backward pass that is open on this thread.
+    pub(super) fn interrupted(&self) {
+        let mut state = lock(&self.state);
+        let state = &mut *state;
+        let sync = match &state.round {
+            Round::Open { thread, sync, .. } if *thread == thread::current().id() => *sync,
             _ => return,
-        }
+        };
         state.round = Round::Idle;
-        state.store.discard_pass();
         state.uses.close();
-        if let Some(reducer) = &self.reducer {
-            let mut reducer = lock(reducer);
-            if reducer.has_launched() {
-                let interrupted = ReducerError::Interrupted { rank: self.rank };
-                state.failure.get_or_insert(interrupted);
-            } else {
-                reducer.discard();
-            }
+        state.store.discard_pass();
+        let Some(reducer) = self.reducer.as_ref().filter(|_| sync) else {
+            return;
+        };
+        let mut reducer = lock(reducer);
+        // What was packed may contain an accumulated window, which cannot be taken out again.
+        if reducer.has_launched() || state.accumulated > 0 {
+            // The peers are told by the end of this process, or, if the panic is caught, by the next backward pass.
+            let interrupted = ReducerError::Interrupted { rank: self.rank };
+            state.failure.get_or_insert(interrupted);
+        } else {
+            reducer.discard();
         }
     }
 
@@ -219,7 +225,7 @@ impl Session {
         if let Some(failure) = &state.failure {
             return Err(failure.clone());
         }
-        let sync = self.open::<B>(state, tap.occurrence);
+        let sync = self.open::<B>(state, tap)?;
         let slot = tap.use_.slot;
         let fired = state.uses.fired(tap.use_);
         state
@@ -236,25 +242,40 @@ impl Session {
     }
 
     /// Opens the round if this is its first gradient; whether it synchronises.
-    fn open<B: Backend>(&self, state: &mut State, occurrence: usize) -> bool {
-        if let Round::Open { sync, fired, .. } = &mut state.round {
-            fired[occurrence] = true;
-            return *sync;
-        }
-        let sync = self.switch.is_on();
-        let mut fired = vec![false; self.occurrences.len()];
-        fired[occurrence] = true;
-        state.round = Round::Open {
-            thread: thread::current().id(),
+    fn open<B: Backend>(&self, state: &mut State, tap: &Tap) -> Result<bool> {
+        let path = || self.layout.params[tap.use_.slot].path.clone();
+        let rank = self.rank;
+        let current = thread::current().id();
+        if let Round::Open {
+            thread,
             sync,
             fired,
-            flush: Self::flush::<B>,
+            ..
+        } = &mut state.round
+        {
+            if *thread != current {
+                return Err(ReducerError::Concurrent { rank, path: path() });
+            }
+            let leaf = fired[tap.occurrence].get_or_insert(tap.leaf);
+            if *leaf != tap.leaf {
+                return Err(ReducerError::TwoLeaves { rank, path: path() });
+            }
+            return Ok(*sync);
+        }
+        let sync = self.switch.is_on();
+        let mut fired = vec![None; self.occurrences.len()];
+        fired[tap.occurrence] = Some(tap.leaf);
+        state.round = Round::Open {
+            thread: current,
+            sync,
+            fired,
+            closing: Closing::of::<B>(),
             flushed: false,
         };
         if let Some(reducer) = self.reducer.as_ref().filter(|_| sync) {
             lock(reducer).begin(state.accumulated + 1);
         }
-        sync
+        Ok(sync)
     }
 
     pub(super) fn pack<B: Backend>(

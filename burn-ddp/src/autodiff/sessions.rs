@@ -26,9 +26,7 @@ impl SyncSwitch {
 
 /// All wrapped models of a process.
 ///
-/// A graph may run through several of them. The first return step of a pass launches what is left
-/// of *every* round that this pass opened before it waits for its own: two ranks that close
-/// two models in different orders would otherwise wait for each other.
+/// A graph may run through several of them; its first return step ends the rounds of all.
 #[derive(Debug, Default)]
 pub(crate) struct Sessions(Mutex<Vec<Weak<Session>>>);
 

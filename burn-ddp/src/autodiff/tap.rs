@@ -17,6 +17,8 @@ use std::sync::Weak;
 pub(crate) struct Tap {
     pub(super) session: Weak<Session>,
     pub(super) occurrence: usize,
+    /// The parameter's value in this use. A clone of the model that has been stepped has another one.
+    pub(super) leaf: NodeId,
     pub(super) use_: Use,
 }
 
@@ -31,11 +33,22 @@ impl Tap {
     }
 
     /// The return step's work.
-    pub(super) fn give_back<B: Backend>(&self, leaf: NodeId, grads: &mut Gradients) {
+    pub(super) fn give_back<B: Backend>(&self, grads: &mut Gradients) {
         if let Some(session) = self.session.upgrade()
-            && let Err(error) = session.give_back::<B>(self.occurrence, leaf, grads)
+            && let Err(error) = session.give_back::<B>(self.occurrence, self.leaf, grads)
         {
             session.fail(error);
+        }
+    }
+}
+
+impl Drop for Tap {
+    /// The steps of a backward pass that a panic leaves are dropped while the stack unwinds.
+    fn drop(&mut self) {
+        if std::thread::panicking()
+            && let Some(session) = self.session.upgrade()
+        {
+            session.interrupted();
         }
     }
 }

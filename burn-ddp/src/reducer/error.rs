@@ -66,7 +66,7 @@ pub enum ReducerError {
     },
     /// A parameter was loaded from a record after `wrap`, and its gradient can no longer be given to it.
     #[error(
-        "rank {rank}: `{path}` was loaded from a record after `wrap`, so that its identity is no longer known, and its gradient \
+        "rank {rank}: `{path}` (or a copy of it) was loaded from a record after `wrap`, so that its identity is no longer known, and its gradient \
          cannot be given to it: it is tied to another field, or this rank did not use it in this backward pass. Load before \
          `wrap`, or wrap again after loading: `ddp.wrap(ddp.unwrap(model).load_file(..))`"
     )]
@@ -76,9 +76,30 @@ pub enum ReducerError {
         /// Module path of the parameter.
         path: String,
     },
-    /// A backward pass was left by a panic after it had begun to send gradients.
+    /// Two values of one parameter take part in one backward pass.
     #[error(
-        "rank {rank}: an earlier backward pass was interrupted by a panic after it had sent gradients; the ranks can no longer be kept equal: restart the job"
+        "rank {rank}: two values of `{path}` take part in one backward pass (a clone of the model from before an optimizer step, such as a \
+         target or teacher network): use `valid()`, `no_grad()` or `detach` for the one that is not trained, or wrap it as a model of its own"
+    )]
+    TwoLeaves {
+        /// The rank that reports.
+        rank: usize,
+        /// Module path of the parameter.
+        path: String,
+    },
+    /// Two threads run backward through one model at the same time.
+    #[error(
+        "rank {rank}: two threads run backward through the model of `{path}` at the same time: use one process per rank and one thread per model"
+    )]
+    Concurrent {
+        /// The rank that reports.
+        rank: usize,
+        /// Module path of a parameter.
+        path: String,
+    },
+    /// A backward pass was left by a panic after it had sent gradients or packed an accumulated window.
+    #[error(
+        "rank {rank}: an earlier backward pass was interrupted by a panic after it had sent gradients or packed an accumulated window; the ranks can no longer be kept equal: restart the job"
     )]
     Interrupted {
         /// The rank that reports.

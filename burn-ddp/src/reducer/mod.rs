@@ -31,7 +31,10 @@ pub(crate) use plan::BucketCaps;
 pub use trace::{BucketTrace, RoundTrace};
 pub(crate) use uses::{Fired, Use, UseCounter};
 
-use crate::group::{DType, ProcessGroup, ReduceOp, Work, WorkQueue};
+use crate::{
+    dtype,
+    group::{DType, ProcessGroup, ReduceOp, Work, WorkQueue},
+};
 use bucket::{Bucket, Reduced};
 use burn::tensor::TensorData;
 use plan::{BucketPlan, assign};
@@ -284,20 +287,22 @@ impl Reducer {
 
     /// Ranks whose windows differ all see it, or are told by one that does.
     fn check_window(&self, reduced: Option<f64>) -> Result<()> {
-        let Some(reduced) = reduced else {
+        let (Some(reduced), Some(first)) = (reduced, self.plans().next()) else {
             return Ok(());
         };
-        let mean = match self.op {
-            ReduceOp::Sum => reduced / self.group.world_size() as f64,
-            _ => reduced,
+        let world = self.group.world_size() as f64;
+        let (expected, divisor) = match self.op {
+            ReduceOp::Sum => (f64::from(self.window_code()) * world, world),
+            _ => (f64::from(self.window_code()), 1.0),
         };
-        if (mean - f64::from(self.window_code())).abs() < 1e-3 {
+        // Equal windows have a sum that was rounded once, to the bucket's type.
+        if reduced == tail::round(expected, first.dtype) {
             return Ok(());
         }
         Err(ReducerError::UnequalWindows {
             rank: self.rank(),
             window: self.window,
-            mean,
+            mean: reduced / divisor,
         })
     }
 
@@ -322,7 +327,7 @@ impl Reducer {
     fn check(&self, slot: usize, data: &TensorData) -> Result<()> {
         let spec = &self.layout.params[slot];
         let rank = self.rank();
-        if burn::tensor::DType::from(spec.dtype) != data.dtype() {
+        if dtype::float(data.dtype()) != Some(spec.dtype) {
             return Err(ReducerError::WrongType {
                 rank,
                 path: spec.path.clone(),

@@ -257,6 +257,19 @@ fn ddp_04_windows_of_different_length_are_an_error() {
 }
 
 #[test]
+fn ddp_04_equal_windows_are_equal_in_every_element_type() {
+    // 87 * 3 is no bf16 number: the sum of the ranks' window lengths is rounded.
+    let l = layout(&[("w", 1, DType::BF16)]);
+    ranks(3, &l, ReduceOp::Sum, |_, mut reducer| {
+        reducer.begin(87);
+        let one = TensorData::new(vec![bf16::from_f32(1.0)], [1]);
+        reducer.pack(0, one).unwrap();
+        reducer.launch_rest().unwrap();
+        reducer.wait().unwrap();
+    });
+}
+
+#[test]
 fn ddp_22_the_order_of_rank_0_decides_the_new_buckets() {
     let l = layout(&[
         ("a", 1, DType::F32),

@@ -208,6 +208,12 @@ impl Ddp {
     /// Load records before: Burn gives a loaded parameter the record's id, and a model loaded after `wrap` cannot train on when it has tied fields
     /// or parameters that a rank does not use in every pass ([`ReducerError::Reloaded`](crate::ReducerError::Reloaded)).
     ///
+    /// A parameter that a rank's loss does not reach counts as zero there, but every rank's loss must reach some parameter of the model in
+    /// each backward pass that synchronises: a rank whose graph does not touch the model at all is waited for.
+    ///
+    /// Collect gradients (`GradientsParams::from_grads`) right after `backward`. In between the model shows those that other ranks
+    /// alone produced to every traversal, so a record taken just there, or another look at the values, takes them away.
+    ///
     /// Fields that share one parameter (tied weights) are reduced once and receive the same gradient, so that they stay equal
     /// under any optimizer; all but the first get a [`ParamId`](burn::module::ParamId) of their own for that.
     ///

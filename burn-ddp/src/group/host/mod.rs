@@ -40,6 +40,7 @@ mod secret;
 mod settings;
 #[cfg(target_os = "linux")]
 pub(crate) mod shm;
+mod strangers;
 mod tcp;
 mod wire;
 

@@ -88,7 +88,7 @@ fn ddp_26_too_large_rank() {
 #[test]
 fn another_secret() {
     let ranks = ranks(2)
-        .rank_env(1, SECRET, "not the same")
+        .rank_env(1, SECRET, "not the same as the others have")
         .env(RENDEZVOUS_TIMEOUT, "2");
     for run in join(ranks, "another_secret") {
         assert_says(

@@ -172,7 +172,7 @@ mod tests {
     }
 
     fn secret(text: &str) -> Secret {
-        Secret::new(text.as_bytes().to_vec())
+        Secret::new(text.repeat(16)).unwrap()
     }
 
     /// Both ends' results.

@@ -4,6 +4,7 @@
 use super::poll::Waker;
 use rustix::event::{PollFd, PollFlags};
 use std::{
+    cell::Cell,
     fmt, io,
     net::{SocketAddr, TcpListener, TcpStream},
     sync::{
@@ -22,6 +23,10 @@ pub(super) const GREETING_LIMIT: Duration = Duration::from_secs(3);
 /// small threads and no more.
 const GREETINGS: usize = 64;
 
+/// Pause after a failed accept: the caller stays in the kernel's queue, so the listener stays readable and
+/// waiting on it would not wait at all.
+const PAUSE: Duration = Duration::from_millis(100);
+
 /// Authenticates a caller and hears what it wants, before the deadline; `Err` says why it was turned away.
 type Greet<T> = dyn Fn(TcpStream, SocketAddr, Instant) -> Result<T, String> + Send + Sync;
 
@@ -35,6 +40,8 @@ pub(super) enum Visit<T> {
 /// One or more listening sockets and the greetings under way.
 pub(super) struct Door<T> {
     listeners: Vec<TcpListener>,
+    /// Until when the listeners are left alone.
+    paused: Cell<Option<Instant>>,
     greet: Arc<Greet<T>>,
     greetings: Arc<AtomicUsize>,
     visits: Receiver<Visit<T>>,
@@ -60,6 +67,7 @@ impl<T: Send + 'static> Door<T> {
         let (sender, visits) = mpsc::channel();
         Self {
             listeners,
+            paused: Cell::new(None),
             greet: Arc::new(greet),
             greetings: Arc::default(),
             visits,
@@ -68,10 +76,16 @@ impl<T: Send + 'static> Door<T> {
         }
     }
 
-    /// What to wait on, besides the waker: nothing while too many greetings are under way.
+    /// What to wait on, besides the waker: nothing while too many greetings are under way, or for a moment
+    /// after a failed accept. Nothing wakes the waiter when that moment is over; its own pace does.
     pub(super) fn fds(&self) -> impl Iterator<Item = PollFd<'_>> {
         let full = self.greetings.load(Ordering::Acquire) >= GREETINGS;
-        let listeners = if full { &[][..] } else { &self.listeners };
+        let paused = self.paused.get().is_some_and(|end| Instant::now() < end);
+        let listeners = if full || paused {
+            &[][..]
+        } else {
+            &self.listeners
+        };
         listeners
             .iter()
             .map(|listener| PollFd::new(listener, PollFlags::IN))
@@ -81,12 +95,18 @@ impl<T: Send + 'static> Door<T> {
     pub(super) fn accept(&self) {
         for listener in &self.listeners {
             while self.greetings.load(Ordering::Acquire) < GREETINGS {
-                // Whatever accept reports is the caller's trouble (it left again) or passes (no descriptors
-                // free); the next wait tries again.
-                let Ok((stream, from)) = listener.accept() else {
-                    break;
-                };
-                self.start(stream, from);
+                match listener.accept() {
+                    Ok((stream, from)) => self.start(stream, from),
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                    // The caller left again.
+                    Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
+                    Err(error) => {
+                        // Passes, as when no descriptors are free.
+                        tracing::debug!("accepting a connection failed: {error}");
+                        self.paused.set(Some(Instant::now() + PAUSE));
+                        break;
+                    }
+                }
             }
         }
     }
@@ -142,5 +162,41 @@ impl Drop for Greeting {
     fn drop(&mut self) {
         self.count.fetch_sub(1, Ordering::AcqRel);
         self.waker.wake();
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_listener_rests_after_a_failed_accept() {
+        // Bound but not listening: every accept fails, with an error other than "nobody there".
+        let deaf =
+            socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+        deaf.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into())
+            .unwrap();
+        let waker = Arc::new(Waker::new().unwrap());
+        let door = Door::new(vec![deaf.into()], waker, |_, _, _| Ok(()));
+        assert_eq!(door.fds().count(), 1);
+        door.accept();
+        assert!(door.paused.get().is_some());
+        // An hour, so that the test does not race with the clock.
+        door.paused
+            .set(Some(Instant::now() + Duration::from_secs(3600)));
+        assert_eq!(door.fds().count(), 0);
+        door.paused.set(Some(Instant::now()));
+        assert_eq!(door.fds().count(), 1);
+    }
+
+    #[test]
+    fn a_listener_without_callers_is_waited_on() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let waker = Arc::new(Waker::new().unwrap());
+        let door = Door::new(vec![listener], waker, |_, _, _| Ok(()));
+        door.accept();
+        assert_eq!(door.fds().count(), 1);
     }
 }

@@ -34,7 +34,7 @@ const MASTER_ADDR: &str = "MASTER_ADDR";
 const MASTER_PORT: &str = "MASTER_PORT";
 /// How often the launcher has restarted the job.
 pub const GENERATION: &str = "BURN_DDP_GENERATION";
-/// The job's secret, the same text in all processes.
+/// The job's secret, the same text in all processes: 16 random bytes or more, as from `openssl rand -hex 32`.
 pub const SECRET: &str = "BURN_DDP_SECRET";
 /// Number of an inherited descriptor: rank 0's socket, bound and listening.
 pub const LISTEN_FD: &str = "BURN_DDP_LISTEN_FD";
@@ -188,7 +188,7 @@ impl Rendezvous {
             master_addr,
             master_port,
             generation: optional(lookup, GENERATION, generation_of)?.unwrap_or(0),
-            secret: optional(lookup, SECRET, text_of)?.map(Secret::new),
+            secret: secret(lookup)?,
             listener: None,
             listen_fd,
             rendezvous_timeout: optional(lookup, RENDEZVOUS_TIMEOUT, seconds_of)?
@@ -218,13 +218,23 @@ fn optional<T>(
     if trimmed.is_empty() {
         return Err(SettingsError::Empty { variable });
     }
-    // A secret never gets here: any text will do for one.
+    // A secret never gets here: any text parses as one.
     parse(trimmed)
         .map(Some)
         .map_err(|expected| SettingsError::Invalid {
             variable,
             value: trimmed.to_owned(),
             expected,
+        })
+}
+
+fn secret(lookup: Lookup<'_>) -> Result<Option<Secret>, SettingsError> {
+    let text = optional(lookup, SECRET, text_of)?;
+    text.map(Secret::new)
+        .transpose()
+        .map_err(|cause| SettingsError::ShortSecret {
+            variable: SECRET,
+            cause,
         })
 }
 

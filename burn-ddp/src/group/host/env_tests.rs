@@ -138,6 +138,10 @@ fn ddp_26_wrong_environments_name_variable_and_value() {
             "BURN_DDP_TRANSPORT is \"rdma\", which is not auto, shm or tcp",
         ),
         (with(SECRET, ""), "BURN_DDP_SECRET is set but empty"),
+        (
+            with(SECRET, " fifteen bytes.. "),
+            "BURN_DDP_SECRET: a secret of 15 bytes is too short",
+        ),
     ];
     for (environment, expected) in cases {
         let error = parse(Overrides::default(), &environment)
@@ -156,7 +160,7 @@ fn burn_ddps_own_variables() {
     environment.extend([
         ("RANK", " 0 "),
         (GENERATION, "2"),
-        (SECRET, "s3cret"),
+        (SECRET, "s3cret-s3cret-s3"),
         (LISTEN_FD, "9"),
         (RENDEZVOUS_TIMEOUT, "1.5"),
         (TIMEOUT, "20"),
@@ -167,7 +171,10 @@ fn burn_ddps_own_variables() {
         (settings.rank, settings.generation, settings.listen_fd),
         (0, 2, Some(9))
     );
-    assert_eq!(settings.secret, Some(Secret::new(*b"s3cret")));
+    assert_eq!(
+        settings.secret,
+        Some(Secret::new(*b"s3cret-s3cret-s3").unwrap())
+    );
     assert_eq!(settings.rendezvous_timeout, Duration::from_millis(1500));
     assert_eq!(settings.operation_timeout, Duration::from_secs(20));
     assert_eq!(settings.transport, Transport::Tcp);

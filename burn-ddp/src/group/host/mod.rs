@@ -40,12 +40,13 @@ mod secret;
 mod settings;
 #[cfg(target_os = "linux")]
 pub(crate) mod shm;
+mod strangers;
 mod tcp;
 mod wire;
 
 pub use env::{GENERATION, LISTEN_FD, RENDEZVOUS_TIMEOUT, SECRET, TIMEOUT, TRANSPORT};
 pub use rendezvous_error::RendezvousError;
-pub use secret::{KeyFileError, Secret};
+pub use secret::{KeyFileError, Secret, ShortSecret};
 pub use settings::{Heartbeat, Overrides, Rendezvous, SettingsError, Transport};
 
 use super::{DType, GroupBuffer, ProcessGroup, ReduceOp, Result, local::LocalGroup};

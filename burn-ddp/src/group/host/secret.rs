@@ -15,6 +15,8 @@ use std::{
 
 const KEY_BYTES: usize = 32;
 const KEY_FILE: &str = "key";
+/// 128 bits if they are random: whoever sees a greeting can try secrets offline.
+const SHORTEST: usize = 16;
 
 /// Proves that a process belongs to the job; never printed.
 #[derive(Clone, PartialEq, Eq)]
@@ -30,11 +32,23 @@ impl fmt::Debug for Secret {
 }
 
 impl Secret {
-    /// A secret that all processes of the job were given. 16 random bytes are enough; a word that
-    /// can be guessed is not one.
-    pub fn new(bytes: impl Into<Vec<u8>>) -> Self {
+    /// A secret that all processes of the job were given. 16 random bytes are enough; a phrase that
+    /// can be guessed is not a secret, however long it is.
+    ///
+    /// # Errors
+    ///
+    /// If it has fewer than 16 bytes.
+    pub fn new(bytes: impl Into<Vec<u8>>) -> Result<Self, ShortSecret> {
+        let bytes = bytes.into();
+        if bytes.len() < SHORTEST {
+            return Err(ShortSecret { bytes: bytes.len() });
+        }
+        Ok(Self::given(bytes))
+    }
+
+    fn given(bytes: impl Into<Arc<[u8]>>) -> Self {
         Self {
-            bytes: bytes.into().into(),
+            bytes: bytes.into(),
             shared_by_user: false,
         }
     }
@@ -47,7 +61,7 @@ impl Secret {
     pub fn random() -> io::Result<Self> {
         let mut bytes = [0; KEY_BYTES];
         getrandom::fill(&mut bytes).map_err(io::Error::other)?;
-        Ok(Self::new(bytes))
+        Ok(Self::given(bytes))
     }
 
     pub(super) fn bytes(&self) -> &[u8] {
@@ -76,6 +90,17 @@ impl Secret {
             shared_by_user: true,
         })
     }
+}
+
+/// A secret that can be guessed for its length alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "a secret of {bytes} bytes is too short: at least {SHORTEST} are needed, and they must be random. \
+     `openssl rand -hex 32` makes one; all processes of the job need the same"
+)]
+pub struct ShortSecret {
+    /// Its length.
+    pub bytes: usize,
 }
 
 /// The key file could not be made or is not safe to use.
@@ -264,8 +289,22 @@ mod tests {
     }
 
     #[test]
+    fn ddp_36_a_short_secret_is_refused() {
+        assert_eq!(Secret::new([]).unwrap_err().bytes, 0);
+        let error = Secret::new([7; 15]).unwrap_err();
+        assert_eq!(error, ShortSecret { bytes: 15 });
+        let text = error.to_string();
+        assert!(
+            text.contains("15 bytes") && text.contains("openssl rand -hex 32"),
+            "{text}"
+        );
+        assert_eq!(Secret::new([7; 16]).unwrap().bytes(), [7; 16]);
+    }
+
+    #[test]
     fn debug_shows_nothing() {
-        assert_eq!(format!("{:?}", Secret::new(*b"hunter2")), "Secret(..)");
+        let secret = Secret::new(*b"hunter2 hunter2 ").unwrap();
+        assert_eq!(format!("{secret:?}"), "Secret(..)");
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! What a process needs to know to join its job.
 
-use super::secret::Secret;
+use super::secret::{Secret, ShortSecret};
 use serde::{Deserialize, Serialize};
 use std::{fmt, net::TcpListener, num::NonZeroUsize, os::fd::RawFd, time::Duration};
 
@@ -33,6 +33,15 @@ pub enum SettingsError {
         value: String,
         /// What it should hold.
         expected: &'static str,
+    },
+    /// A secret that is none.
+    #[error("{variable}: {cause}")]
+    ShortSecret {
+        /// The variable that holds it.
+        variable: &'static str,
+        /// How short it is, and how to make one.
+        #[source]
+        cause: ShortSecret,
     },
     /// A rank beyond the number of ranks.
     #[error("{what} is {rank}, but {whole} is {size}: ranks count from 0 to {}", size.saturating_sub(1))]

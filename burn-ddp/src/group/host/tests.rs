@@ -33,7 +33,7 @@ fn connect_all(
 fn settings(rank: usize, world_size: usize, address: SocketAddr) -> Rendezvous {
     Rendezvous::new(rank, world_size, address.ip().to_string(), address.port())
         .unwrap()
-        .secret(Secret::new(*b"a secret of the tests"))
+        .secret(Secret::new(*b"a secret of the tests").unwrap())
         .rendezvous_timeout(Duration::from_secs(20))
 }
 

@@ -5,6 +5,7 @@ use super::{
         door::Visit,
         poll,
         rendezvous::LateDoor,
+        strangers::Strangers,
         wire::{self, Fill, FrameReader},
     },
     frame::{self, Failure, Frame},
@@ -25,6 +26,7 @@ pub(super) struct Monitor {
     shared: Arc<Shared>,
     links: Vec<Link>,
     door: Option<LateDoor>,
+    strangers: Strangers,
     next_beat: Instant,
     last_round: Instant,
 }
@@ -64,6 +66,7 @@ impl Monitor {
             shared,
             links,
             door,
+            strangers: Strangers::default(),
             next_beat: now,
             last_round: now,
         })
@@ -178,7 +181,7 @@ impl Monitor {
         door.accept();
         while let Some(visit) = door.visit() {
             if let Visit::TurnedAway { from, why } = visit {
-                tracing::warn!("rank 0 turned away {from}: {why}");
+                self.strangers.turned_away(0, from, &why);
             }
         }
     }

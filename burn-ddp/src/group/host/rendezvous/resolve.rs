@@ -140,7 +140,7 @@ mod tests {
                 "{error}"
             );
         }
-        let given = Secret::new(*b"given");
+        let given = Secret::new(*b"given to the test").unwrap();
         let settings = settings("10.0.0.1").secret(given.clone());
         assert_eq!(
             secret_for(&settings, &addresses("10.0.0.1")).unwrap(),

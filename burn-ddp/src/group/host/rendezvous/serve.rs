@@ -8,6 +8,7 @@ use super::{
         rendezvous_error::RendezvousError,
         secret::Secret,
         settings::Rendezvous,
+        strangers::Strangers,
         wire,
     },
     Answer, HELLO_LIMIT, Hello, Joined, VERSION, answer_limit, listen, resolve,
@@ -83,6 +84,7 @@ pub(in super::super) fn serve(
         us: Hello::new(settings),
         guests: BTreeMap::new(),
         turned_away: BTreeMap::new(),
+        strangers: Strangers::default(),
         secret: secret.clone(),
         start,
     };
@@ -152,6 +154,7 @@ struct Server {
     guests: BTreeMap<usize, Guest>,
     /// Why, and how many.
     turned_away: BTreeMap<String, usize>,
+    strangers: Strangers,
     secret: Secret,
     start: Instant,
 }
@@ -245,7 +248,7 @@ impl Server {
     }
 
     fn turn_away(&mut self, from: SocketAddr, why: String) {
-        tracing::warn!("rank 0 turned away {from}: {why}");
+        self.strangers.turned_away(0, from, &why);
         // Texts of strangers' making do not get here, but their kinds are not ours to bound.
         if self.turned_away.len() < 32 || self.turned_away.contains_key(&why) {
             *self.turned_away.entry(why).or_default() += 1;

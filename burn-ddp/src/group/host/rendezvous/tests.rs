@@ -20,7 +20,7 @@ const SECRET: &[u8] = b"a secret of the tests";
 fn settings(rank: usize, world_size: usize, address: SocketAddr) -> Rendezvous {
     Rendezvous::new(rank, world_size, address.ip().to_string(), address.port())
         .unwrap()
-        .secret(Secret::new(SECRET))
+        .secret(Secret::new(SECRET).unwrap())
         .rendezvous_timeout(Duration::from_secs(20))
 }
 
@@ -90,7 +90,7 @@ fn ddp_10_ranks_meet_under_every_name_of_this_machine() {
         let of = |rank| {
             Rendezvous::new(rank, 2, master, port)
                 .unwrap()
-                .secret(Secret::new(SECRET))
+                .secret(Secret::new(SECRET).unwrap())
         };
         for result in meet(of(0), vec![of(1)]) {
             result.unwrap();
@@ -233,7 +233,10 @@ fn another_secret_is_final_and_disturbs_nobody() {
     let zero = settings(0, 2, address).listener(listener);
     thread::scope(|scope| {
         let zero = scope.spawn(move || serve_with(zero));
-        let error = join(&settings(1, 2, address).secret(Secret::new(*b"another"))).unwrap_err();
+        let error = join(
+            &settings(1, 2, address).secret(Secret::new(*b"another secret of the tests").unwrap()),
+        )
+        .unwrap_err();
         assert!(
             matches!(error, RendezvousError::WrongSecret { rank: 1, .. }),
             "{error}"
@@ -293,7 +296,7 @@ fn ddp_36_strangers_do_not_disturb_the_group() {
         let deadline = Instant::now() + Duration::from_secs(5);
         super::super::auth::call(
             &huge,
-            &Secret::new(SECRET),
+            &Secret::new(SECRET).unwrap(),
             super::super::auth::Purpose::Control,
             deadline,
         )

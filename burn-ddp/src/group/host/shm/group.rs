@@ -79,6 +79,8 @@ struct State {
     buffers: u32,
     /// Set by the first error, after which the rounds must not be touched.
     failed: Option<GroupError>,
+    /// Set while an operation runs: a panic in it leaves the rounds as an error does.
+    broken: bool,
 }
 
 /// What a group shares with the groups that were made from it.
@@ -143,6 +145,7 @@ impl ShmGroup {
                     sequence: 0,
                     buffers: 0,
                     failed: None,
+                    broken: false,
                 }),
                 family,
             }))
@@ -179,7 +182,7 @@ impl ShmGroup {
 }
 
 impl Inner {
-    // A panic under the lock is in this crate, or of a failed allocation; the rounds refuse nothing by it.
+    /// A panic under the lock poisons nothing more than `broken` says.
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -197,6 +200,14 @@ impl Inner {
         let descriptor = self.id.describe(call, state.sequence);
         self.control
             .check(&Vec::new, &|| format!("starting {descriptor}"))?;
+        if state.broken {
+            return Err(GroupError::Transport {
+                rank: self.id.rank,
+                operation: descriptor.to_string(),
+                cause: "an earlier operation of this group ended half-way".into(),
+            });
+        }
+        state.broken = true;
         state.rounds.announce(&descriptor);
         let patience = Patience::new(&*self.control, self.spin, &descriptor);
         let mut operation = Operation {
@@ -207,7 +218,9 @@ impl Inner {
             one_shot: self.options.one_shot,
             compared: false,
         };
-        match body(&mut operation) {
+        let result = body(&mut operation);
+        state.broken = false;
+        match result {
             Ok(result) => {
                 state.sequence += 1;
                 Ok(result)
@@ -415,6 +428,21 @@ mod tests {
         use super::*;
 
         crate::group::conformance::suite!(|n, timeout| with(n, timeout, &Options::new(n)));
+    }
+
+    #[test]
+    fn a_panic_inside_an_operation_ends_the_group() {
+        let groups = create(1, Duration::from_secs(60), &small(1));
+        let group = groups.into_iter().next().unwrap().unwrap();
+        group.barrier().unwrap();
+        let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            group.0.collective(Call::barrier(), |_| -> Result<()> {
+                std::panic::resume_unwind(Box::new(()))
+            })
+        }));
+        assert!(panicked.is_err());
+        let error = group.barrier().unwrap_err().to_string();
+        assert!(error.contains("ended half-way"), "{error}");
     }
 
     #[test]

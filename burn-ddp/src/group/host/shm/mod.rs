@@ -26,3 +26,5 @@ mod sync;
 mod wait;
 
 pub(crate) use group::{Options, ShmGroup};
+#[cfg(test)]
+pub(crate) use mock::MockControl;

@@ -6,7 +6,7 @@
 use super::{
     super::{
         auth::{self, Purpose},
-        door::{Door, Visit},
+        door::{Door, GREETING_LIMIT, Visit},
         poll::{self, Waker},
         secret::Secret,
         wire,
@@ -14,7 +14,12 @@ use super::{
     Plane,
 };
 use crate::group::{GroupError, Result, ops::Identity};
+use rustix::{
+    event::{PollFd, PollFlags},
+    io::Errno,
+};
 use serde::{Deserialize, Serialize};
+use socket2::{Domain, Protocol, Socket, Type};
 use std::{
     io,
     net::{SocketAddr, TcpListener, TcpStream},
@@ -92,19 +97,8 @@ pub(super) fn connect(plane: &Plane, tag: u64, proposed: u32) -> Result<Mesh> {
 
     // The lowest rank answers at once, then the next, and so on: no cycle.
     for (peer, contact) in contacts.iter().enumerate().take(rank) {
-        plane
-            .control
-            .check(&|| vec![peer], &|| format!("connecting to rank {peer}"))?;
-        let call = call(
-            contact.address,
-            &plane.secret,
-            &hello(rank),
-            deadline.min(Instant::now() + CALL_LIMIT),
-        );
-        streams[peer] = Some(call.map_err(failed(&format!(
-            "connecting to rank {peer} at {}",
-            contact.address
-        )))?);
+        let deadline = deadline.min(Instant::now() + CALL_LIMIT);
+        streams[peer] = Some(call(plane, peer, contact.address, &hello(rank), deadline)?);
     }
     answer(plane, &door, &waker, &mut streams, deadline)?;
     for stream in streams.iter().flatten() {
@@ -141,17 +135,77 @@ fn door(
     })
 }
 
+/// Connects to `peer` and proves who calls. Looks at the control plane while it waits.
 fn call(
+    plane: &Plane,
+    peer: usize,
     address: SocketAddr,
-    secret: &Secret,
     hello: &DataHello,
     deadline: Instant,
-) -> io::Result<TcpStream> {
-    let stream = TcpStream::connect_timeout(&address, wire::remaining(deadline)?)?;
-    stream.set_nodelay(true)?;
-    auth::call(&stream, secret, Purpose::Data, deadline).map_err(io::Error::other)?;
-    wire::send(&stream, hello, HELLO_LIMIT, deadline)?;
+) -> Result<TcpStream> {
+    let failed = |cause: io::Error| GroupError::Transport {
+        rank: plane.control.rank(),
+        operation: format!("connecting to rank {peer} at {address}"),
+        cause: cause.to_string(),
+    };
+    let stream = start_connecting(address).map_err(failed)?;
+    let ready = |flags| until_ready(plane, peer, &PollFd::new(&stream, flags), deadline);
+    ready(PollFlags::OUT)?;
+    if let Some(error) = stream.take_error().map_err(failed)? {
+        return Err(failed(error));
+    }
+    // The peer speaks first, once it has made its own calls.
+    ready(PollFlags::IN)?;
+    // From here on it has little time itself.
+    let deadline = deadline.min(Instant::now() + GREETING_LIMIT);
+    let greet = || {
+        stream.set_nonblocking(false)?;
+        stream.set_nodelay(true)?;
+        auth::call(&stream, &plane.secret, Purpose::Data, deadline).map_err(io::Error::other)?;
+        wire::send(&stream, hello, HELLO_LIMIT, deadline)
+    };
+    greet().map_err(failed)?;
     Ok(stream)
+}
+
+/// A non-blocking socket whose connection may still be under way; once it is writable, it has
+/// a connection or an error.
+fn start_connecting(address: SocketAddr) -> io::Result<TcpStream> {
+    let domain = Domain::for_address(address);
+    let socket = Socket::new(domain, Type::STREAM, Some(Protocol::TCP))?;
+    socket.set_nonblocking(true)?;
+    match socket.connect(&address.into()) {
+        Err(error) if error.raw_os_error() != Some(Errno::INPROGRESS.raw_os_error()) => Err(error),
+        _ => Ok(socket.into()),
+    }
+}
+
+fn until_ready(plane: &Plane, peer: usize, fd: &PollFd<'_>, deadline: Instant) -> Result<()> {
+    let rank = plane.control.rank();
+    let start = Instant::now();
+    let operation = || format!("connecting to rank {peer}");
+    loop {
+        plane.control.check(&|| vec![peer], &operation)?;
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(GroupError::Timeout {
+                rank,
+                operation: operation(),
+                elapsed: start.elapsed(),
+                missing: vec![peer],
+            });
+        }
+        let mut fds = [fd.clone()];
+        poll::wait(&mut fds, left.min(SLICE)).map_err(|error| GroupError::Transport {
+            rank,
+            operation: operation(),
+            cause: error.to_string(),
+        })?;
+        // Errors and ends show in the next use of the socket.
+        if !fds[0].revents().is_empty() {
+            return Ok(());
+        }
+    }
 }
 
 /// Waits for the calls of all higher ranks.
@@ -216,5 +270,42 @@ pub(super) fn identity(plane: &Plane, group: u32) -> Identity {
         job: plane.control.job(),
         generation: plane.control.generation(),
         group,
+    }
+}
+
+#[cfg(all(test, target_os = "linux"))]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::{super::super::shm::MockControl, *};
+    use std::thread;
+
+    #[test]
+    fn a_failure_elsewhere_ends_a_call_to_a_silent_rank() {
+        let controls = MockControl::all(2, Duration::from_secs(60));
+        let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = silent.local_addr().unwrap();
+        let plane = Plane::new(controls[1].clone(), Secret::random().unwrap(), address.ip());
+        let hello = DataHello {
+            job: 1,
+            generation: 0,
+            group: 0,
+            rank: 1,
+        };
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let error = thread::scope(|scope| {
+            let caller = scope.spawn(|| call(&plane, 0, address, &hello, deadline));
+            // The caller is connected and waits for a greeting that does not come.
+            let _held = silent.accept().unwrap();
+            controls[0].fail(GroupError::Aborted {
+                rank: 0,
+                origin: 0,
+                reason: "rank 0 gives up".into(),
+            });
+            caller.join().unwrap().unwrap_err()
+        });
+        assert!(
+            matches!(&error, GroupError::Aborted { rank: 1, origin: 0, reason } if reason == "rank 0 gives up"),
+            "{error}"
+        );
     }
 }

@@ -244,7 +244,11 @@ impl ProcessGroup for TcpGroup {
             collective.meet()
         })?;
         lane.buffers = number;
-        Ok(Box::new(HeapBuffer::new(member.clone(), number, bytes)?))
+        let buffer = HeapBuffer::new(member.clone(), number, bytes);
+        // The peers have agreed on it and would wait for this rank in its first operation.
+        Ok(Box::new(buffer.inspect_err(|error| {
+            member.plane.control.fail(error.clone());
+        })?))
     }
 
     fn new_group(&self) -> Result<Arc<dyn ProcessGroup>> {

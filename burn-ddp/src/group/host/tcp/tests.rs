@@ -49,3 +49,16 @@ mod default_sizes {
     }
     crate::group::conformance::suite!(make);
 }
+
+#[test]
+fn a_buffer_that_no_memory_holds_fails_the_group() {
+    let groups = make_with(Tuning::default(), 2, Duration::from_secs(60));
+    thread::scope(|scope| {
+        for group in &groups {
+            scope.spawn(move || {
+                assert!(group.buffer(usize::MAX / 4).is_err());
+                assert!(group.failure().is_some());
+            });
+        }
+    });
+}

@@ -9,6 +9,7 @@ use crate::{
     launch::LaunchError,
     reducer::ReducerError,
 };
+use burn::data::dataset::DatasetError;
 use burn::tensor::{Gradients, Tensor};
 use std::{
     any::Any,
@@ -35,6 +36,9 @@ pub enum Error {
     /// A data loader could not be built.
     #[error(transparent)]
     Data(#[from] DataError),
+    /// A batch could not be loaded.
+    #[error("loading a batch: {0}")]
+    Dataset(#[from] DatasetError),
     /// A collective outside backward failed.
     #[error(transparent)]
     Group(#[from] GroupError),
@@ -182,6 +186,7 @@ impl Error {
             Error::Reducer(error) => error.is_secondary(),
             Error::Data(DataError::Group(error)) => error.is_secondary(),
             Error::PeerCannotWrap { .. } => true,
+            Error::OnMain { rank, .. } => *rank != 0,
             _ => false,
         }
     }
@@ -200,14 +205,11 @@ impl BackwardPanic {
     /// What [`try_backward`] is about to return is no panic to the user: no panic hook sees it, so that no message and no backtrace of
     /// every survivor buries the output of the rank that failed first.
     pub(crate) fn raise(error: ReducerError) -> ! {
-        if CATCHING.get() {
-            panic::resume_unwind(Box::new(Self(error)));
+        if !CATCHING.get() {
+            // The standard panic message knows nothing of this payload: it would print its type and a backtrace.
+            eprintln!("burn-ddp: {error}");
         }
-        // The standard panic message knows nothing of this payload.
-        eprintln!("burn-ddp: {error}");
-        // Burn's `backward` has no other way out.
-        #[allow(clippy::panic)]
-        panic::panic_any(Self(error))
+        panic::resume_unwind(Box::new(Self(error)))
     }
 
     /// Why the gradients could not be averaged.

@@ -4,10 +4,9 @@ use super::ops;
 use burn::tensor::{Device, Tensor};
 use std::sync::Arc;
 
-/// Depth between two rungs: more than the operations between the uses of two parameters that
-/// follow each other in forward (attention and batch norm have about twenty). Where there are more, a
-/// gradient is only taken later than it could be.
-const SPACING: usize = 64;
+/// Depth between two rungs. Burn allocates a list for every depth of a tape, so a rung costs time in each backward pass; where
+/// more operations than this lie between the uses of two parameters, a gradient is only taken somewhat later than it could be.
+const SPACING: usize = 8;
 
 /// One untracked tensor per parameter, each [`SPACING`] deeper than the one before.
 ///

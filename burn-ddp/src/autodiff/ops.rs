@@ -48,6 +48,9 @@ pub(crate) trait DdpOps: Backend {
 #[cfg(feature = "flex")]
 impl DdpOps for burn::backend::Flex {}
 
+#[cfg(any(feature = "wgpu", feature = "cuda"))]
+impl DdpOps for burn::backend::Cube {}
+
 #[derive(Debug)]
 struct Lift;
 

@@ -28,8 +28,9 @@ impl Reparameterization for ParamHook {
         if !base.is_autodiff() || !base.is_require_grad() {
             return base;
         }
-        let tap = ops::node(&base).and_then(|leaf| self.session.tap(self.occurrence, leaf));
-        let Some(tap) = tap else { return base };
+        let Some(tap) = self.session.tap(self.occurrence) else {
+            return base;
+        };
         let rung = self.ladder.rung(self.session.rung(self.occurrence));
         ops::tap(base, rung, tap)
     }

@@ -32,14 +32,8 @@ pub(crate) trait DdpOps: Backend {
         x
     }
 
-    /// The return step of one use.
-    fn ddp_return(x: FloatTensor<Self>, tap: Tap) -> FloatTensor<Self> {
-        let _ = tap;
-        x
-    }
-
-    /// The ready step of one use, as deep as `rung`.
-    fn ddp_ready(x: FloatTensor<Self>, rung: FloatTensor<Self>, tap: Tap) -> FloatTensor<Self> {
+    /// Records the return step and the ready step of one use of the leaf `x`, the ready step as deep as `rung`.
+    fn ddp_tap(x: FloatTensor<Self>, rung: FloatTensor<Self>, tap: Tap) -> FloatTensor<Self> {
         let _ = (rung, tap);
         x
     }
@@ -103,18 +97,16 @@ impl<B: Backend + DdpOps, C: CheckpointStrategy> DdpOps for Autodiff<B, C> {
         x
     }
 
-    fn ddp_return(x: FloatTensor<Self>, tap: Tap) -> FloatTensor<Self> {
+    fn ddp_tap(x: FloatTensor<Self>, rung: FloatTensor<Self>, mut tap: Tap) -> FloatTensor<Self> {
+        tap.leaf = Some(x.id());
         let (value, node) = x.into_parts();
-        match Backward::<B, 1>::prepare::<C>(Return, [node])
+        let x = match Backward::<B, 1>::prepare::<C>(Return, [node])
             .compute_bound()
             .stateful()
         {
-            OpsKind::Tracked(ops) => ops.finish(tap, value),
+            OpsKind::Tracked(ops) => ops.finish(tap.clone(), value),
             OpsKind::UnTracked(ops) => ops.finish(value),
-        }
-    }
-
-    fn ddp_ready(x: FloatTensor<Self>, rung: FloatTensor<Self>, tap: Tap) -> FloatTensor<Self> {
+        };
         let (value, node) = x.into_parts();
         let (_, rung) = rung.into_parts();
         match Backward::<B, 2>::prepare::<C>(Ready, [node, rung])
@@ -141,10 +133,6 @@ pub(super) fn node<const D: usize>(x: &Tensor<D>) -> Option<NodeId> {
 
 /// Records the two steps of one use of a leaf and returns the value to compute with.
 pub(super) fn tap<const D: usize>(leaf: Tensor<D>, rung: Tensor<1>, tap: Tap) -> Tensor<D> {
-    let x = <Dispatch as DdpOps>::ddp_return(leaf.into_dispatch(), tap.clone());
-    Tensor::from_dispatch(<Dispatch as DdpOps>::ddp_ready(
-        x,
-        rung.into_dispatch(),
-        tap,
-    ))
+    let (leaf, rung) = (leaf.into_dispatch(), rung.into_dispatch());
+    Tensor::from_dispatch(<Dispatch as DdpOps>::ddp_tap(leaf, rung, tap))
 }

@@ -149,8 +149,8 @@ impl Session {
         self.occurrences[occurrence].id
     }
 
-    /// A forward pass uses a parameter whose leaf is `leaf`; `None` inside a backward pass, where nothing can be recorded.
-    pub(super) fn tap(self: &Arc<Self>, occurrence: usize, leaf: NodeId) -> Option<Tap> {
+    /// A forward pass uses a parameter; `None` inside a backward pass, where nothing can be recorded.
+    pub(super) fn tap(self: &Arc<Self>, occurrence: usize) -> Option<Tap> {
         let mut state = lock(&self.state);
         if matches!(&state.round, Round::Open { thread, .. } if *thread == thread::current().id()) {
             return None;
@@ -158,7 +158,7 @@ impl Session {
         Some(Tap {
             session: Arc::downgrade(self),
             occurrence,
-            leaf,
+            leaf: None,
             use_: state.uses.used(self.occurrences[occurrence].slot),
         })
     }
@@ -256,15 +256,16 @@ impl Session {
             if *thread != current {
                 return Err(ReducerError::Concurrent { rank, path: path() });
             }
-            let leaf = fired[tap.occurrence].get_or_insert(tap.leaf);
-            if *leaf != tap.leaf {
+            let leaf = fired[tap.occurrence].or(tap.leaf);
+            fired[tap.occurrence] = leaf;
+            if leaf != tap.leaf {
                 return Err(ReducerError::TwoLeaves { rank, path: path() });
             }
             return Ok(*sync);
         }
         let sync = self.switch.is_on();
         let mut fired = vec![None; self.occurrences.len()];
-        fired[tap.occurrence] = Some(tap.leaf);
+        fired[tap.occurrence] = tap.leaf;
         state.round = Round::Open {
             thread: current,
             sync,

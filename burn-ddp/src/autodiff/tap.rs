@@ -17,8 +17,9 @@ use std::sync::Weak;
 pub(crate) struct Tap {
     pub(super) session: Weak<Session>,
     pub(super) occurrence: usize,
-    /// The parameter's value in this use. A clone of the model that has been stepped has another one.
-    pub(super) leaf: NodeId,
+    /// The parameter's value in this use, known once the steps are recorded. A clone of the model that has been stepped has
+    /// another one.
+    pub(super) leaf: Option<NodeId>,
     pub(super) use_: Use,
 }
 
@@ -34,8 +35,8 @@ impl Tap {
 
     /// The return step's work.
     pub(super) fn give_back<B: Backend>(&self, grads: &mut Gradients) {
-        if let Some(session) = self.session.upgrade()
-            && let Err(error) = session.give_back::<B>(self.occurrence, self.leaf, grads)
+        if let (Some(session), Some(leaf)) = (self.session.upgrade(), self.leaf)
+            && let Err(error) = session.give_back::<B>(self.occurrence, leaf, grads)
         {
             session.fail(error);
         }

@@ -202,8 +202,8 @@ pub struct BackwardPanic(ReducerError);
 impl BackwardPanic {
     /// Leaves the backward pass with `error`.
     ///
-    /// What [`try_backward`] is about to return is no panic to the user: no panic hook sees it, so that no message and no backtrace of
-    /// every survivor buries the output of the rank that failed first.
+    /// No panic hook sees it: its message would be the payload's type, and a backtrace of every survivor would bury the output
+    /// of the rank that failed first.
     pub(crate) fn raise(error: ReducerError) -> ! {
         if !CATCHING.get() {
             // The standard panic message knows nothing of this payload: it would print its type and a backtrace.

@@ -2,7 +2,6 @@
 
 use super::ops;
 use burn::backend::autodiff::NodeId;
-use burn::module::{Content, Devices, ModuleDisplay, ModuleDisplayDefault, ModuleMapper};
 use burn::module::{Module, ModuleVisitor, Param, ParamId, Reparameterization, Reparameterizer};
 use burn::tensor::{Device, Tensor};
 use std::{
@@ -31,7 +30,9 @@ impl Proxy {
         let leaf = Tensor::<D>::zeros([1; D], device).require_grad();
         let node = ops::node(&leaf)?;
         let pending = Arc::new(AtomicBool::new(false));
-        let mark = TakenMark(pending.clone());
+        let mark = TakenMark {
+            pending: pending.clone(),
+        };
         let param = Param::initialized(id, leaf).apply_reparameterization(Attach(mark));
         Some(Self {
             param: Arc::new(param),
@@ -71,57 +72,20 @@ impl Proxy {
 }
 
 /// Notices that the value of a proxy is taken.
-#[derive(Clone, Debug)]
-struct TakenMark(Arc<AtomicBool>);
+#[derive(Module, Debug)]
+struct TakenMark {
+    #[module(skip)]
+    pending: Arc<AtomicBool>,
+}
 
 impl Reparameterization for TakenMark {
     const NAME: &'static str = "ddp";
 
     fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
-        self.0.store(false, Ordering::Relaxed);
+        self.pending.store(false, Ordering::Relaxed);
         base
     }
 }
-
-impl Module for TakenMark {
-    fn collect_devices(&self, devices: Devices) -> Devices {
-        devices
-    }
-
-    fn fork(self, _: &Device) -> Self {
-        self
-    }
-
-    fn to_device(self, _: &Device) -> Self {
-        self
-    }
-
-    fn train(self) -> Self {
-        self
-    }
-
-    fn valid(&self) -> Self {
-        self.clone()
-    }
-
-    fn materialize(self) -> Self {
-        self
-    }
-
-    fn visit<V: ModuleVisitor>(&self, _: &mut V) {}
-
-    fn map<M: ModuleMapper>(self, _: &mut M) -> Self {
-        self
-    }
-}
-
-impl ModuleDisplayDefault for TakenMark {
-    fn content(&self, content: Content) -> Option<Content> {
-        content.optional()
-    }
-}
-
-impl ModuleDisplay for TakenMark {}
 
 struct Attach(TakenMark);
 

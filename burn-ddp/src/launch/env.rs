@@ -1,6 +1,7 @@
 //! The environment between launcher and ranks.
 
 use super::LaunchError;
+pub use crate::group::host::{LISTEN_FD, SECRET};
 use std::{
     env,
     ffi::{OsStr, OsString},
@@ -20,11 +21,6 @@ pub const LOCAL_WORLD_SIZE: &str = "LOCAL_WORLD_SIZE";
 pub const MASTER_ADDR: &str = "MASTER_ADDR";
 /// The port of rank 0's rendezvous.
 pub const MASTER_PORT: &str = "MASTER_PORT";
-/// Rank 0 only: an inherited file descriptor, a TCP socket that is already bound to
-/// `MASTER_ADDR:MASTER_PORT` and listening. No other process of the job has it.
-pub const LISTEN_FD: &str = "BURN_DDP_LISTEN_FD";
-/// The job's secret, 64 hexadecimal digits, new for each launch.
-pub const SECRET: &str = "BURN_DDP_SECRET";
 /// Process id of the launcher; its presence makes a process a rank.
 pub const LAUNCHER_PID: &str = "BURN_DDP_LAUNCHER_PID";
 /// Number of ranks, where the program does not say.

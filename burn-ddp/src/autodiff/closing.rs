@@ -3,7 +3,7 @@
 use super::{
     session::{Round, Session, State},
     sessions::{Sessions, lock},
-    store::BackendChanged,
+    store::{BackendChanged, Erased, downcast},
 };
 use crate::reducer::ReducerError;
 use burn::backend::{
@@ -12,7 +12,6 @@ use burn::backend::{
     tensor::FloatTensor,
 };
 use std::{
-    any::Any,
     sync::{Arc, atomic::Ordering},
     thread::{self, ThreadId},
 };
@@ -36,7 +35,7 @@ impl Closing {
 }
 
 /// The reduced gradient of each slot, as `FloatTensor<B>`; `None` where no rank has one.
-pub(super) type Reduced = Vec<Option<Box<dyn Any + Send>>>;
+pub(super) type Reduced = Vec<Option<Erased>>;
 
 /// Rounds after which a parameter that no rank has used is reported.
 const ROUNDS_BEFORE_UNUSED_WARNING: u64 = 3;
@@ -109,6 +108,7 @@ impl Session {
         if let Round::Closed { gradients, served } = &mut lock(&self.state).round
             && !std::mem::replace(&mut served[occurrence], true)
             && let Some(gradient) = hand_out::<B>(&mut gradients[slot], self.fields[slot])
+                .map_err(|e| self.changed(slot, e))?
         {
             grads.register::<B>(leaf, gradient);
         }
@@ -138,8 +138,9 @@ impl Session {
             gradients.resize_with(self.layout.len(), || None);
         }
         state.uses.close();
+        state.anchor = None;
         self.check_identities(&fired, &gradients)?;
-        self.give_to_proxies::<B>(&fired, &mut gradients, grads);
+        self.give_to_proxies::<B>(&fired, &mut gradients, grads)?;
         if sync {
             self.after_sync(state, &gradients)?;
         }
@@ -152,22 +153,16 @@ impl Session {
 
     /// The reduced gradient of each slot, where any rank has one.
     fn reduced<B: Backend>(&self, state: &mut State) -> Result<Reduced> {
-        let erase = |gradient: FloatTensor<B>| -> Box<dyn Any + Send> { Box::new(gradient) };
         let Some(reducer) = &self.reducer else {
-            let slots = 0..self.layout.len();
-            let take = |slot| {
-                state
-                    .store
-                    .take::<B>(slot)
-                    .map_err(|e| self.changed(slot, e))
-            };
-            return slots.map(take).map(|g| Ok(g?.map(erase))).collect();
+            let mut take = |slot| state.store.take_erased::<B>(slot);
+            let take = |slot| take(slot).map_err(|e| self.changed(slot, e));
+            return (0..self.layout.len()).map(take).collect();
         };
         let data = lock(reducer).wait()?;
         let Some(device) = state.store.device::<B>() else {
             return Err(self.changed(0, BackendChanged));
         };
-        let upload = |data| erase(B::float_from_data(data, &device));
+        let upload = |data| -> Erased { Box::new(B::float_from_data(data, &device)) };
         Ok(data.into_iter().map(|d| d.map(upload)).collect())
     }
 
@@ -193,19 +188,21 @@ impl Session {
         fired: &[Option<NodeId>],
         gradients: &mut Reduced,
         grads: &mut Gradients,
-    ) {
+    ) -> Result<()> {
         for (occurrence, fired) in self.occurrences.iter().zip(fired) {
             let slot = occurrence.slot;
             let gradient = if fired.is_some() {
                 None
             } else {
                 hand_out::<B>(&mut gradients[slot], self.fields[slot])
+                    .map_err(|e| self.changed(slot, e))?
             };
             occurrence.proxy.set_pending(gradient.is_some());
             if let Some(gradient) = gradient {
                 grads.register::<B>(occurrence.proxy.node(), gradient);
             }
         }
+        Ok(())
     }
 
     /// Learns from the first rounds: rank 0's order of first use, and what nobody uses.
@@ -250,15 +247,14 @@ impl Session {
 
 /// Takes the gradient of a slot, or a clone of it when several fields share the slot.
 fn hand_out<B: Backend>(
-    gradient: &mut Option<Box<dyn Any + Send>>,
+    gradient: &mut Option<Erased>,
     fields: usize,
-) -> Option<FloatTensor<B>> {
+) -> Result<Option<FloatTensor<B>>, BackendChanged> {
     if fields > 1 {
-        return gradient.as_ref()?.downcast_ref::<FloatTensor<B>>().cloned();
+        let shared = gradient
+            .as_ref()
+            .map(|g| g.downcast_ref::<FloatTensor<B>>());
+        return shared.map(|g| g.cloned().ok_or(BackendChanged)).transpose();
     }
-    gradient
-        .take()?
-        .downcast::<FloatTensor<B>>()
-        .ok()
-        .map(|g| *g)
+    gradient.take().map(downcast::<B>).transpose()
 }

@@ -28,11 +28,11 @@ impl Reparameterization for ParamHook {
         if !base.is_autodiff() || !base.is_require_grad() {
             return base;
         }
-        let Some(tap) = self.session.tap(self.occurrence) else {
+        let Some((tap, anchor)) = self.session.tap(self.occurrence, &self.ladder) else {
             return base;
         };
         let rung = self.ladder.rung(self.session.rung(self.occurrence));
-        ops::tap(base, rung, tap)
+        ops::tap(base, anchor, rung, tap)
     }
 }
 

@@ -29,6 +29,16 @@ impl Ladder {
         Self((0..rungs).map(rung).collect())
     }
 
+    /// A new tracked leaf, the parent of return steps.
+    ///
+    /// Burn keeps every node whose parents no live graph knows in a graph of its own and merges graphs where they meet, which
+    /// costs more than all else that the hooks do. Return steps below one anchor are in one graph from the start, and need
+    /// no parent more: the leaf that they register a gradient at takes no part in the graph. One that a backward pass has
+    /// consumed is still a valid parent, as any leaf is, but gathers nothing.
+    pub(super) fn anchor(&self) -> Tensor<1> {
+        self.0[0].clone().detach().require_grad()
+    }
+
     pub(super) fn rung(&self, position: usize) -> Tensor<1> {
         self.0[position].clone()
     }

@@ -32,9 +32,14 @@ pub(crate) trait DdpOps: Backend {
         x
     }
 
-    /// Records the return step and the ready step of one use of the leaf `x`, the ready step as deep as `rung`.
-    fn ddp_tap(x: FloatTensor<Self>, rung: FloatTensor<Self>, tap: Tap) -> FloatTensor<Self> {
-        let _ = (rung, tap);
+    /// Records the return step, whose parent is `anchor`, and the ready step, as deep as `rung`, of one use of the leaf `x`.
+    fn ddp_tap(
+        x: FloatTensor<Self>,
+        anchor: FloatTensor<Self>,
+        rung: FloatTensor<Self>,
+        tap: Tap,
+    ) -> FloatTensor<Self> {
+        let _ = (anchor, rung, tap);
         x
     }
 }
@@ -97,9 +102,15 @@ impl<B: Backend + DdpOps, C: CheckpointStrategy> DdpOps for Autodiff<B, C> {
         x
     }
 
-    fn ddp_tap(x: FloatTensor<Self>, rung: FloatTensor<Self>, mut tap: Tap) -> FloatTensor<Self> {
+    fn ddp_tap(
+        x: FloatTensor<Self>,
+        anchor: FloatTensor<Self>,
+        rung: FloatTensor<Self>,
+        mut tap: Tap,
+    ) -> FloatTensor<Self> {
         tap.leaf = Some(x.id());
-        let (value, node) = x.into_parts();
+        let value = x.into_primitive();
+        let (_, node) = anchor.into_parts();
         let x = match Backward::<B, 1>::prepare::<C>(Return, [node])
             .compute_bound()
             .stateful()
@@ -132,7 +143,16 @@ pub(super) fn node<const D: usize>(x: &Tensor<D>) -> Option<NodeId> {
 }
 
 /// Records the two steps of one use of a leaf and returns the value to compute with.
-pub(super) fn tap<const D: usize>(leaf: Tensor<D>, rung: Tensor<1>, tap: Tap) -> Tensor<D> {
-    let (leaf, rung) = (leaf.into_dispatch(), rung.into_dispatch());
-    Tensor::from_dispatch(<Dispatch as DdpOps>::ddp_tap(leaf, rung, tap))
+pub(super) fn tap<const D: usize>(
+    leaf: Tensor<D>,
+    anchor: Tensor<1>,
+    rung: Tensor<1>,
+    tap: Tap,
+) -> Tensor<D> {
+    let (leaf, anchor, rung) = (
+        leaf.into_dispatch(),
+        anchor.into_dispatch(),
+        rung.into_dispatch(),
+    );
+    Tensor::from_dispatch(<Dispatch as DdpOps>::ddp_tap(leaf, anchor, rung, tap))
 }

@@ -2,6 +2,7 @@
 
 use super::{
     closing::{Closing, Reduced},
+    ladder::Ladder,
     proxy::Proxy,
     sessions::{Sessions, SyncSwitch, lock},
     store::{BackendChanged, GradientStore},
@@ -13,6 +14,7 @@ use crate::{
 };
 use burn::backend::{Backend, autodiff::NodeId, tensor::FloatTensor};
 use burn::module::ParamId;
+use burn::tensor::Tensor;
 use std::{
     sync::{
         Arc, Mutex,
@@ -65,6 +67,9 @@ pub(super) struct State {
     pub(super) uses: UseCounter,
     pub(super) store: GradientStore,
     pub(super) round: Round,
+    /// Parent of the return steps that this thread records until the next pass ends (see [`Ladder::anchor`]). Not one for all
+    /// threads: what they record would wait for one another in Burn's graph.
+    pub(super) anchor: Option<(ThreadId, Tensor<1>)>,
     /// Backward passes accumulated since the last synchronised one.
     pub(super) accumulated: u32,
     pub(super) synchronised: u64,
@@ -119,6 +124,7 @@ impl Session {
                 uses: UseCounter::new(slots, learn_uses),
                 store: GradientStore::new(slots),
                 round: Round::Idle,
+                anchor: None,
                 accumulated: 0,
                 synchronised: 0,
                 ever_used: vec![false; slots],
@@ -149,18 +155,30 @@ impl Session {
         self.occurrences[occurrence].id
     }
 
-    /// A forward pass uses a parameter; `None` inside a backward pass, where nothing can be recorded.
-    pub(super) fn tap(self: &Arc<Self>, occurrence: usize) -> Option<Tap> {
+    /// A forward pass uses a parameter: the state of its steps and the parent of its return step. `None` inside a backward
+    /// pass, where nothing can be recorded.
+    pub(super) fn tap(
+        self: &Arc<Self>,
+        occurrence: usize,
+        ladder: &Ladder,
+    ) -> Option<(Tap, Tensor<1>)> {
+        let current = thread::current().id();
         let mut state = lock(&self.state);
-        if matches!(&state.round, Round::Open { thread, .. } if *thread == thread::current().id()) {
+        if matches!(&state.round, Round::Open { thread, .. } if *thread == current) {
             return None;
         }
-        Some(Tap {
+        let anchor = match state.anchor.take() {
+            Some((thread, anchor)) if thread == current => anchor,
+            _ => ladder.anchor(),
+        };
+        state.anchor = Some((current, anchor.clone()));
+        let tap = Tap {
             session: Arc::downgrade(self),
             occurrence,
             leaf: None,
             use_: state.uses.used(self.occurrences[occurrence].slot),
-        })
+        };
+        Some((tap, anchor))
     }
 
     /// The ladder position of an occurrence's parameter.
@@ -202,6 +220,7 @@ impl Session {
             _ => return,
         };
         state.round = Round::Idle;
+        state.anchor = None;
         state.uses.close();
         state.store.discard_pass();
         let Some(reducer) = self.reducer.as_ref().filter(|_| sync) else {

@@ -3,7 +3,7 @@
 use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor};
 use std::any::Any;
 
-type Erased = Box<dyn Any + Send>;
+pub(super) type Erased = Box<dyn Any + Send>;
 
 /// The gradients of a slot live on another backend than the ones kept for it: the model moved to
 /// another kind of device in the middle of an accumulation window.
@@ -39,16 +39,19 @@ impl GradientStore {
         slot: usize,
         gradient: FloatTensor<B>,
     ) -> Result<(), BackendChanged> {
-        self.device = Some(Box::new(gradient.device()));
-        add::<B>(&mut self.current[slot], gradient)
+        let device = gradient.device();
+        if self.device::<B>().as_ref() != Some(&device) {
+            self.device = Some(Box::new(device));
+        }
+        let sum = &mut self.current[slot];
+        *sum = join::<B>(sum.take(), Some(Box::new(gradient)))?;
+        Ok(())
     }
 
     /// Ends a pass that does not synchronise.
     pub(super) fn keep<B: Backend>(&mut self) -> Result<(), BackendChanged> {
         for (current, window) in self.current.iter_mut().zip(&mut self.window) {
-            if let Some(gradient) = current.take() {
-                add::<B>(window, downcast::<B>(gradient)?)?;
-            }
+            *window = join::<B>(window.take(), current.take())?;
         }
         Ok(())
     }
@@ -58,11 +61,15 @@ impl GradientStore {
         &mut self,
         slot: usize,
     ) -> Result<Option<FloatTensor<B>>, BackendChanged> {
-        let mut sum = self.window[slot].take();
-        if let Some(gradient) = self.current[slot].take() {
-            add::<B>(&mut sum, downcast::<B>(gradient)?)?;
-        }
-        sum.map(downcast::<B>).transpose()
+        self.take_erased::<B>(slot)?.map(downcast::<B>).transpose()
+    }
+
+    /// [`take`](Self::take), the sum left as it is kept.
+    pub(super) fn take_erased<B: Backend>(
+        &mut self,
+        slot: usize,
+    ) -> Result<Option<Erased>, BackendChanged> {
+        join::<B>(self.window[slot].take(), self.current[slot].take())
     }
 
     /// Forgets the current pass.
@@ -76,21 +83,23 @@ impl GradientStore {
     }
 }
 
-fn downcast<B: Backend>(gradient: Erased) -> Result<FloatTensor<B>, BackendChanged> {
+pub(super) fn downcast<B: Backend>(gradient: Erased) -> Result<FloatTensor<B>, BackendChanged> {
     gradient
         .downcast::<FloatTensor<B>>()
         .map(|g| *g)
         .map_err(|_| BackendChanged)
 }
 
-fn add<B: Backend>(
-    sum: &mut Option<Erased>,
-    gradient: FloatTensor<B>,
-) -> Result<(), BackendChanged> {
-    let new = match sum.take() {
-        Some(old) => B::float_add(downcast::<B>(old)?, gradient),
-        None => gradient,
-    };
-    *sum = Some(Box::new(new));
-    Ok(())
+/// The sum of two gradients; one that is alone stays in its box.
+fn join<B: Backend>(
+    a: Option<Erased>,
+    b: Option<Erased>,
+) -> Result<Option<Erased>, BackendChanged> {
+    match (a, b) {
+        (Some(a), Some(b)) => {
+            let sum = B::float_add(downcast::<B>(a)?, downcast::<B>(b)?);
+            Ok(Some(Box::new(sum)))
+        }
+        (a, b) => Ok(a.or(b)),
+    }
 }

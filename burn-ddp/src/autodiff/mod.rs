@@ -10,12 +10,12 @@
 //!    use of a parameter:
 //!
 //! ```text
-//! leaf ──[return step]──[ready step]── the value that the layer computes with
+//! anchor ──[return step]──[ready step]── the leaf's value, that the layer computes with
 //! ```
 //!
 //! Backward runs the tape by depth, deepest first. The **ready step** takes the gradient of its
-//! use and hands it to the [session](session). The **return step** sits at depth 1, after every ready step
-//! of the pass: the first one to run closes the round (the last buckets are launched, all are
+//! use and hands it to the [session](session). The **return step** sits at depth 1, above an [anchor](ladder) only,
+//! after every ready step of the pass: the first one to run closes the round (the last buckets are launched, all are
 //! awaited), then each registers the reduced gradient at its leaf. So `loss.backward()` returns averaged
 //! gradients.
 //!

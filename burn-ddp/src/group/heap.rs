@@ -1,7 +1,11 @@
 //! Group buffers on the heap, for groups that have no memory of their own.
 
-use super::{DType, GroupBuffer, GroupError, ReduceOp, Result};
-use std::{fmt::Debug, sync::Arc};
+use super::{
+    DType, GroupBuffer, GroupError, ReduceOp, Result,
+    engine::{Engine, Payload},
+    ops::Call,
+};
+use std::sync::Arc;
 
 const ALIGN: usize = 64;
 
@@ -36,37 +40,24 @@ impl HeapBytes {
     }
 }
 
-/// What a group gives to its heap buffers: [`ProcessGroup::all_reduce`](super::ProcessGroup::all_reduce)
-/// that carries the number of the buffer in its descriptor.
-pub(crate) trait ReduceBuffer: Send + Sync + Debug {
-    fn rank(&self) -> usize;
-
-    /// Reduces the first `bytes` of buffer number `buffer`, whose whole memory is `memory`.
-    fn all_reduce_buffer(
-        &self,
-        buffer: u32,
-        memory: &mut [u8],
-        bytes: usize,
-        dtype: DType,
-        op: ReduceOp,
-    ) -> Result<()>;
-}
-
 /// A [`GroupBuffer`] whose input and output are the same memory on the heap.
 #[derive(Debug)]
 pub(crate) struct HeapBuffer {
-    group: Arc<dyn ReduceBuffer>,
+    group: Arc<dyn Engine>,
     number: u32,
     memory: HeapBytes,
 }
 
 impl HeapBuffer {
-    pub(crate) fn new(group: Arc<dyn ReduceBuffer>, number: u32, bytes: usize) -> Result<Self> {
+    /// Buffer number `number` of `group`. An error fails the job: the peers have agreed on the buffer and would wait
+    /// for this rank in its first operation.
+    pub(crate) fn new(group: Arc<dyn Engine>, number: u32, bytes: usize) -> Result<Self> {
         let memory = HeapBytes::new(bytes).ok_or_else(|| GroupError::Transport {
-            rank: group.rank(),
+            rank: group.identity().rank,
             operation: format!("reserving a buffer of {bytes} bytes"),
             cause: "out of memory".into(),
-        })?;
+        });
+        let memory = memory.inspect_err(|error| group.fail(error.clone()))?;
         Ok(Self {
             group,
             number,
@@ -85,8 +76,12 @@ impl GroupBuffer for HeapBuffer {
     }
 
     fn all_reduce(&mut self, bytes: usize, dtype: DType, op: ReduceOp) -> Result<()> {
-        self.group
-            .all_reduce_buffer(self.number, self.memory.as_mut_slice(), bytes, dtype, op)
+        let id = self.group.identity();
+        let memory = self.memory.as_mut_slice();
+        let call = Call::all_reduce(id, self.number, bytes, dtype, op)?;
+        let call = call.within(id, bytes, memory.len())?;
+        let data = &mut memory[..bytes];
+        self.group.run(call, Payload::AllReduce { data, dtype, op })
     }
 
     fn output(&self) -> &[u8] {

@@ -1,8 +1,9 @@
 //! The group of one rank.
 
 use super::{
-    DType, GroupBuffer, GroupError, ProcessGroup, ReduceOp, Result,
-    heap::{HeapBuffer, ReduceBuffer},
+    GroupBuffer, GroupError, ProcessGroup, Result,
+    engine::{Engine, Payload},
+    heap::HeapBuffer,
     ops::{Call, Identity},
 };
 use std::sync::{
@@ -42,109 +43,59 @@ impl LocalGroup {
     }
 }
 
-impl Inner {
-    /// What remains of a collective: its arguments have been checked, and the job may have been aborted.
-    fn run(&self, _checked: Call) -> Result<()> {
-        self.failure
+impl LocalGroup {
+    /// All that can be wrong with a collective whose arguments have been checked.
+    fn check(&self) -> Result<()> {
+        self.0
+            .failure
             .get()
             .map_or(Ok(()), |error| Err(error.clone()))
     }
 }
 
-impl ReduceBuffer for Inner {
-    fn rank(&self) -> usize {
-        0
+impl Engine for LocalGroup {
+    fn identity(&self) -> &Identity {
+        &self.0.id
     }
 
-    fn all_reduce_buffer(
-        &self,
-        buffer: u32,
-        memory: &mut [u8],
-        bytes: usize,
-        dtype: DType,
-        op: ReduceOp,
-    ) -> Result<()> {
-        let call = Call::all_reduce(&self.id, buffer, bytes, dtype, op)?;
-        self.run(call.within(&self.id, bytes, memory.len())?)
-    }
-}
-
-impl ProcessGroup for LocalGroup {
-    fn rank(&self) -> usize {
-        0
-    }
-
-    fn world_size(&self) -> usize {
-        1
-    }
-
-    fn transport(&self) -> &'static str {
+    fn label(&self) -> &'static str {
         "local"
     }
 
-    fn all_reduce(&self, data: &mut [u8], dtype: DType, op: ReduceOp) -> Result<()> {
-        self.0
-            .run(Call::all_reduce(&self.0.id, 0, data.len(), dtype, op)?)
-    }
-
-    fn broadcast(&self, data: &mut [u8], dtype: DType, root: usize) -> Result<()> {
-        self.0
-            .run(Call::broadcast(&self.0.id, data.len(), dtype, root)?)
-    }
-
-    fn all_gather(&self, send: &[u8], recv: &mut [u8], dtype: DType) -> Result<()> {
-        self.0
-            .run(Call::all_gather(&self.0.id, send.len(), recv.len(), dtype)?)?;
-        recv.copy_from_slice(send);
+    fn run(&self, _: Call, payload: Payload<'_>) -> Result<()> {
+        self.check()?;
+        if let Payload::AllGather { send, recv } | Payload::ReduceScatter { send, recv, .. } =
+            payload
+        {
+            recv.copy_from_slice(send);
+        }
         Ok(())
     }
 
-    fn reduce_scatter(
-        &self,
-        send: &[u8],
-        recv: &mut [u8],
-        dtype: DType,
-        op: ReduceOp,
-    ) -> Result<()> {
-        self.0.run(Call::reduce_scatter(
-            &self.0.id,
-            send.len(),
-            recv.len(),
-            dtype,
-            op,
-        )?)?;
-        recv.copy_from_slice(send);
-        Ok(())
-    }
-
-    fn barrier(&self) -> Result<()> {
-        self.0.run(Call::barrier())
-    }
-
-    fn buffer(&self, bytes: usize) -> Result<Box<dyn GroupBuffer>> {
+    fn make_buffer(&self, bytes: usize) -> Result<Box<dyn GroupBuffer>> {
+        self.check()?;
         let number = self.0.buffers.fetch_add(1, Ordering::Relaxed) + 1;
-        self.0.run(Call::buffer(number, bytes))?;
-        Ok(Box::new(HeapBuffer::new(self.0.clone(), number, bytes)?))
+        Ok(Box::new(HeapBuffer::new(
+            Arc::new(self.clone()),
+            number,
+            bytes,
+        )?))
     }
 
-    fn new_group(&self) -> Result<Arc<dyn ProcessGroup>> {
-        self.0.run(Call::new_group())?;
+    fn make_group(&self) -> Result<Arc<dyn ProcessGroup>> {
+        self.check()?;
         Ok(Arc::new(Self::with_failure(
             self.0.id.generation,
             self.0.failure.clone(),
         )))
     }
 
-    fn abort(&self, reason: &str) {
+    fn fail(&self, error: GroupError) {
         // The first reason stays.
-        let _ = self.0.failure.set(GroupError::Aborted {
-            rank: 0,
-            origin: 0,
-            reason: reason.into(),
-        });
+        let _ = self.0.failure.set(error);
     }
 
-    fn failure(&self) -> Option<GroupError> {
+    fn first_failure(&self) -> Option<GroupError> {
         self.0.failure.get().cloned()
     }
 }
@@ -153,6 +104,7 @@ impl ProcessGroup for LocalGroup {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+    use crate::group::{DType, ReduceOp};
 
     #[test]
     fn every_collective_is_a_copy() {

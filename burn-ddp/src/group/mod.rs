@@ -10,6 +10,7 @@
 
 mod descriptor;
 mod dtype;
+mod engine;
 mod error;
 mod heap;
 pub mod host;

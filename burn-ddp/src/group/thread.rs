@@ -5,7 +5,8 @@
 
 use super::{
     DType, GroupBuffer, GroupError, OpDescriptor, ProcessGroup, ReduceOp, Result,
-    heap::{HeapBuffer, ReduceBuffer},
+    engine::{Engine, Payload},
+    heap::HeapBuffer,
     ops::{Call, Identity},
     reduce::reduce_into,
 };
@@ -239,20 +240,6 @@ impl Member {
             return Err(self.fail(error));
         }
     }
-
-    /// Meets and lets `finish` take the result.
-    fn collective(&self, call: Call, input: &[u8], finish: impl FnOnce(&Round)) -> Result<()> {
-        let mut counters = self.counters();
-        finish(&*self.meet(&mut counters, call, input)?);
-        Ok(())
-    }
-
-    fn all_reduce(&self, call: Call, data: &mut [u8], dtype: DType, op: ReduceOp) -> Result<()> {
-        let input = data.to_vec();
-        self.collective(call, &input, |round| {
-            data.copy_from_slice(round.reduced(dtype, op))
-        })
-    }
 }
 
 impl Round {
@@ -278,91 +265,62 @@ impl Drop for Member {
     }
 }
 
-impl ReduceBuffer for Member {
-    fn rank(&self) -> usize {
-        self.id.rank
+impl Engine for ThreadGroup {
+    fn identity(&self) -> &Identity {
+        &self.0.id
     }
 
-    fn all_reduce_buffer(
-        &self,
-        buffer: u32,
-        memory: &mut [u8],
-        bytes: usize,
-        dtype: DType,
-        op: ReduceOp,
-    ) -> Result<()> {
-        let call = Call::all_reduce(&self.id, buffer, bytes, dtype, op)?;
-        let call = call.within(&self.id, bytes, memory.len())?;
-        self.all_reduce(call, &mut memory[..bytes], dtype, op)
-    }
-}
-
-impl ProcessGroup for ThreadGroup {
-    fn rank(&self) -> usize {
-        self.0.id.rank
-    }
-
-    fn world_size(&self) -> usize {
-        self.0.id.world_size
-    }
-
-    fn transport(&self) -> &'static str {
+    fn label(&self) -> &'static str {
         "thread"
     }
 
-    fn all_reduce(&self, data: &mut [u8], dtype: DType, op: ReduceOp) -> Result<()> {
-        let call = Call::all_reduce(&self.0.id, 0, data.len(), dtype, op)?;
-        self.0.all_reduce(call, data, dtype, op)
+    fn run(&self, call: Call, payload: Payload<'_>) -> Result<()> {
+        let member = &self.0;
+        let mut counters = member.counters();
+        let mut meet = |input: &[u8]| member.meet(&mut counters, call, input);
+        match payload {
+            Payload::AllReduce { data, dtype, op } => {
+                let round = meet(data)?;
+                data.copy_from_slice(round.reduced(dtype, op));
+            }
+            Payload::Broadcast { data, root } if root == member.id.rank => {
+                meet(data)?;
+            }
+            Payload::Broadcast { data, root } => data.copy_from_slice(&meet(&[])?.inputs[root]),
+            Payload::AllGather { send, recv } => {
+                recv.copy_from_slice(&meet(send)?.inputs.concat());
+            }
+            Payload::ReduceScatter {
+                send,
+                recv,
+                dtype,
+                op,
+            } => {
+                let block = member.id.rank * recv.len()..(member.id.rank + 1) * recv.len();
+                recv.copy_from_slice(&meet(send)?.reduced(dtype, op)[block]);
+            }
+            Payload::Barrier => {
+                meet(&[])?;
+            }
+        }
+        Ok(())
     }
 
-    fn broadcast(&self, data: &mut [u8], dtype: DType, root: usize) -> Result<()> {
-        let call = Call::broadcast(&self.0.id, data.len(), dtype, root)?;
-        let input = if root == self.rank() {
-            data.to_vec()
-        } else {
-            Vec::new()
-        };
-        self.0.collective(call, &input, |round| {
-            data.copy_from_slice(&round.inputs[root])
-        })
-    }
-
-    fn all_gather(&self, send: &[u8], recv: &mut [u8], dtype: DType) -> Result<()> {
-        let call = Call::all_gather(&self.0.id, send.len(), recv.len(), dtype)?;
-        self.0.collective(call, send, |round| {
-            recv.copy_from_slice(&round.inputs.concat())
-        })
-    }
-
-    fn reduce_scatter(
-        &self,
-        send: &[u8],
-        recv: &mut [u8],
-        dtype: DType,
-        op: ReduceOp,
-    ) -> Result<()> {
-        let call = Call::reduce_scatter(&self.0.id, send.len(), recv.len(), dtype, op)?;
-        let block = self.rank() * recv.len()..(self.rank() + 1) * recv.len();
-        self.0.collective(call, send, |round| {
-            recv.copy_from_slice(&round.reduced(dtype, op)[block]);
-        })
-    }
-
-    fn barrier(&self) -> Result<()> {
-        self.0.collective(Call::barrier(), &[], |_| {})
-    }
-
-    fn buffer(&self, bytes: usize) -> Result<Box<dyn GroupBuffer>> {
+    fn make_buffer(&self, bytes: usize) -> Result<Box<dyn GroupBuffer>> {
         let member = &self.0;
         let mut counters = member.counters();
         let number = counters.buffers + 1;
         member.meet(&mut counters, Call::buffer(number, bytes), &[])?;
         counters.buffers = number;
-        let buffer = HeapBuffer::new(member.clone(), number, bytes);
-        Ok(Box::new(buffer.map_err(|error| member.fail(error))?))
+        drop(counters);
+        Ok(Box::new(HeapBuffer::new(
+            Arc::new(self.clone()),
+            number,
+            bytes,
+        )?))
     }
 
-    fn new_group(&self) -> Result<Arc<dyn ProcessGroup>> {
+    fn make_group(&self) -> Result<Arc<dyn ProcessGroup>> {
         let member = &self.0;
         let round = member.meet(&mut member.counters(), Call::new_group(), &[])?;
         let open = || member.job.lock().open_group(member.id.world_size);
@@ -375,16 +333,11 @@ impl ProcessGroup for ThreadGroup {
         ))))
     }
 
-    fn abort(&self, reason: &str) {
-        let rank = self.rank();
-        self.0.fail(GroupError::Aborted {
-            rank,
-            origin: rank,
-            reason: reason.into(),
-        });
+    fn fail(&self, error: GroupError) {
+        self.0.fail(error);
     }
 
-    fn failure(&self) -> Option<GroupError> {
+    fn first_failure(&self) -> Option<GroupError> {
         self.0.failure()
     }
 }

@@ -55,7 +55,7 @@ use control_tcp::{Membership, TcpControl};
 use poll::Waker;
 use rendezvous::Peer;
 use std::sync::Arc;
-use tcp::{Plane, TcpGroup};
+use tcp::{Context, TcpGroup};
 
 /// The default [`ProcessGroup`]: ranks are processes, nothing needs to be installed.
 ///
@@ -83,7 +83,7 @@ struct Job {
     local_rank: usize,
     local_world_size: usize,
     /// For TCP groups. A job of one process has none.
-    plane: Option<Arc<Plane>>,
+    context: Option<Arc<Context>>,
 }
 
 impl HostGroup {
@@ -129,8 +129,8 @@ impl HostGroup {
             TcpControl::start(member, joined, waker).map_err(io("starting the control thread"))?;
         let local = control.local_address();
         let control: Arc<dyn Control> = Arc::new(control);
-        let plane = Arc::new(Plane::new(control.clone(), secret, local));
-        let backend = choose(&settings, one_machine, &control, &plane).inspect_err(|error| {
+        let context = Arc::new(Context::new(control.clone(), secret, local));
+        let backend = choose(&settings, one_machine, &control, &context).inspect_err(|error| {
             if let RendezvousError::Group(error) = error {
                 control.fail(error.clone());
             }
@@ -140,7 +140,7 @@ impl HostGroup {
             generation: member.generation,
             local_rank,
             local_world_size,
-            plane: Some(plane),
+            context: Some(context),
         };
         let group = Self {
             backend,
@@ -160,7 +160,7 @@ impl HostGroup {
             generation: settings.generation,
             local_rank: 0,
             local_world_size: 1,
-            plane: None,
+            context: None,
         };
         Self {
             backend: Backend::Local(LocalGroup::new(settings.generation)),
@@ -214,10 +214,10 @@ fn choose(
     settings: &Rendezvous,
     one_machine: bool,
     control: &Arc<dyn Control>,
-    plane: &Arc<Plane>,
+    context: &Arc<Context>,
 ) -> Result<Backend, RendezvousError> {
     if settings.transport == Transport::Tcp {
-        return Ok(Backend::Tcp(TcpGroup::create(plane, 0)?));
+        return Ok(Backend::Tcp(TcpGroup::create(context, 0)?));
     }
     let reason = if one_machine {
         match shared_memory(control)? {
@@ -236,7 +236,7 @@ fn choose(
     if settings.rank == 0 {
         tracing::warn!("no shared memory, data goes through TCP, which is slower: {reason}");
     }
-    Ok(Backend::Tcp(TcpGroup::create(plane, 0)?))
+    Ok(Backend::Tcp(TcpGroup::create(context, 0)?))
 }
 
 /// The inner error is the same on all ranks.
@@ -296,9 +296,9 @@ impl ProcessGroup for HostGroup {
     }
 
     fn new_group(&self) -> Result<Arc<dyn ProcessGroup>> {
-        let backend = match (&self.backend, &self.job.plane) {
+        let backend = match (&self.backend, &self.job.context) {
             #[cfg(target_os = "linux")]
-            (Backend::Shm(parent), Some(plane)) => match parent.child()? {
+            (Backend::Shm(parent), Some(context)) => match parent.child()? {
                 (_, Ok(child)) => Backend::Shm(child),
                 (number, Err(reason)) => {
                     if self.rank() == 0 {
@@ -306,7 +306,7 @@ impl ProcessGroup for HostGroup {
                             "no shared memory for another group, its data goes through TCP: {reason}"
                         );
                     }
-                    Backend::Tcp(TcpGroup::create(plane, number)?)
+                    Backend::Tcp(TcpGroup::create(context, number)?)
                 }
             },
             (Backend::Tcp(parent), _) => Backend::Tcp(parent.child()?),

@@ -7,7 +7,9 @@ use super::{
     rounds::{Rounds, corrupt},
     wait::Patience,
 };
-use crate::group::{DType, OpDescriptor, ReduceOp, Result, ops::Identity, reduce::reduce_into};
+use crate::group::{
+    DType, OpDescriptor, ReduceOp, Result, engine::Payload, ops::Identity, reduce::reduce_into,
+};
 use std::ops::Range;
 
 /// Slices start on a line, which is also a whole number of elements of every type.
@@ -47,6 +49,21 @@ fn pieces(size: usize, bytes: usize) -> usize {
 }
 
 impl Operation<'_> {
+    pub(super) fn run(&mut self, payload: Payload<'_>) -> Result<()> {
+        match payload {
+            Payload::AllReduce { data, dtype, op } => self.all_reduce(data, dtype, op),
+            Payload::Broadcast { data, root } => self.broadcast(data, root),
+            Payload::AllGather { send, recv } => self.all_gather(send, recv),
+            Payload::ReduceScatter {
+                send,
+                recv,
+                dtype,
+                op,
+            } => self.reduce_scatter(send, recv, dtype, op),
+            Payload::Barrier => self.advance(),
+        }
+    }
+
     /// Ends a round. The first one compares the descriptors, before any payload is used.
     pub(super) fn advance(&mut self) -> Result<()> {
         self.rounds.advance(&self.patience)?;
@@ -65,7 +82,7 @@ impl Operation<'_> {
         Ok(())
     }
 
-    pub(super) fn all_reduce(&mut self, data: &mut [u8], dtype: DType, op: ReduceOp) -> Result<()> {
+    fn all_reduce(&mut self, data: &mut [u8], dtype: DType, op: ReduceOp) -> Result<()> {
         if data.len() <= self.one_shot {
             return self.all_reduce_small(data, dtype, op);
         }
@@ -120,7 +137,7 @@ impl Operation<'_> {
         Ok(())
     }
 
-    pub(super) fn broadcast(&mut self, data: &mut [u8], root: usize) -> Result<()> {
+    fn broadcast(&mut self, data: &mut [u8], root: usize) -> Result<()> {
         let size = self.rounds.payload();
         for k in 0..pieces(size, data.len()) {
             let range = piece(k, size, data.len());
@@ -136,7 +153,7 @@ impl Operation<'_> {
         Ok(())
     }
 
-    pub(super) fn all_gather(&mut self, send: &[u8], recv: &mut [u8]) -> Result<()> {
+    fn all_gather(&mut self, send: &[u8], recv: &mut [u8]) -> Result<()> {
         let size = self.rounds.payload();
         let block = send.len();
         for k in 0..pieces(size, block) {
@@ -152,7 +169,7 @@ impl Operation<'_> {
         Ok(())
     }
 
-    pub(super) fn reduce_scatter(
+    fn reduce_scatter(
         &mut self,
         send: &[u8],
         recv: &mut [u8],

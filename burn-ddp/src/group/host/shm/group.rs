@@ -8,8 +8,9 @@ use super::{
     wait::{self, Patience},
 };
 use crate::group::{
-    DType, GroupBuffer, GroupError, ProcessGroup, ReduceOp, Result,
-    heap::{HeapBuffer, ReduceBuffer},
+    GroupBuffer, GroupError, ProcessGroup, Result,
+    engine::{Engine, Payload},
+    heap::HeapBuffer,
     host::control::Control,
     ops::{Call, Identity},
 };
@@ -253,77 +254,20 @@ impl Inner {
     }
 }
 
-impl ReduceBuffer for Inner {
-    fn rank(&self) -> usize {
-        self.id.rank
+impl Engine for ShmGroup {
+    fn identity(&self) -> &Identity {
+        &self.0.id
     }
 
-    fn all_reduce_buffer(
-        &self,
-        buffer: u32,
-        memory: &mut [u8],
-        bytes: usize,
-        dtype: DType,
-        op: ReduceOp,
-    ) -> Result<()> {
-        let call = Call::all_reduce(&self.id, buffer, bytes, dtype, op)?;
-        let call = call.within(&self.id, bytes, memory.len())?;
-        self.collective(call, |operation| {
-            operation.all_reduce(&mut memory[..bytes], dtype, op)
-        })
-    }
-}
-
-impl ProcessGroup for ShmGroup {
-    fn rank(&self) -> usize {
-        self.0.id.rank
-    }
-
-    fn world_size(&self) -> usize {
-        self.0.id.world_size
-    }
-
-    fn transport(&self) -> &'static str {
+    fn label(&self) -> &'static str {
         "shm"
     }
 
-    fn all_reduce(&self, data: &mut [u8], dtype: DType, op: ReduceOp) -> Result<()> {
-        let call = Call::all_reduce(&self.0.id, 0, data.len(), dtype, op)?;
-        self.0
-            .collective(call, |operation| operation.all_reduce(data, dtype, op))
+    fn run(&self, call: Call, payload: Payload<'_>) -> Result<()> {
+        self.0.collective(call, |operation| operation.run(payload))
     }
 
-    fn broadcast(&self, data: &mut [u8], dtype: DType, root: usize) -> Result<()> {
-        let call = Call::broadcast(&self.0.id, data.len(), dtype, root)?;
-        self.0
-            .collective(call, |operation| operation.broadcast(data, root))
-    }
-
-    fn all_gather(&self, send: &[u8], recv: &mut [u8], dtype: DType) -> Result<()> {
-        let call = Call::all_gather(&self.0.id, send.len(), recv.len(), dtype)?;
-        self.0
-            .collective(call, |operation| operation.all_gather(send, recv))
-    }
-
-    fn reduce_scatter(
-        &self,
-        send: &[u8],
-        recv: &mut [u8],
-        dtype: DType,
-        op: ReduceOp,
-    ) -> Result<()> {
-        let call = Call::reduce_scatter(&self.0.id, send.len(), recv.len(), dtype, op)?;
-        self.0.collective(call, |operation| {
-            operation.reduce_scatter(send, recv, dtype, op)
-        })
-    }
-
-    fn barrier(&self) -> Result<()> {
-        self.0
-            .collective(Call::barrier(), |operation| operation.advance())
-    }
-
-    fn buffer(&self, bytes: usize) -> Result<Box<dyn GroupBuffer>> {
+    fn make_buffer(&self, bytes: usize) -> Result<Box<dyn GroupBuffer>> {
         let inner = &self.0;
         let mut state = inner.lock();
         let number = state.buffers + 1;
@@ -342,13 +286,11 @@ impl ProcessGroup for ShmGroup {
             Some(Err(refused)) => inner.warn_once(bytes, &refused),
             None => {}
         }
-        let buffer = HeapBuffer::new(inner.clone(), number, bytes);
-        Ok(Box::new(
-            buffer.inspect_err(|e| inner.control.fail(e.clone()))?,
-        ))
+        let buffer = HeapBuffer::new(Arc::new(self.clone()), number, bytes)?;
+        Ok(Box::new(buffer))
     }
 
-    fn new_group(&self) -> Result<Arc<dyn ProcessGroup>> {
+    fn make_group(&self) -> Result<Arc<dyn ProcessGroup>> {
         match self.child()? {
             (_, Ok(child)) => Ok(Arc::new(child)),
             (_, Err(refused)) => {
@@ -363,16 +305,11 @@ impl ProcessGroup for ShmGroup {
         }
     }
 
-    fn abort(&self, reason: &str) {
-        let rank = self.0.id.rank;
-        self.0.control.fail(GroupError::Aborted {
-            rank,
-            origin: rank,
-            reason: reason.into(),
-        });
+    fn fail(&self, error: GroupError) {
+        self.0.control.fail(error);
     }
 
-    fn failure(&self) -> Option<GroupError> {
+    fn first_failure(&self) -> Option<GroupError> {
         self.0
             .control
             .check(&Vec::new, &|| "between operations".into())
@@ -384,6 +321,7 @@ impl ProcessGroup for ShmGroup {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::{super::mock::MockControl, *};
+    use crate::group::{DType, ReduceOp};
 
     /// Pieces so small that most sizes of the suite take many.
     fn small(world_size: usize) -> Options {

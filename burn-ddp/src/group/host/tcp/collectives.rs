@@ -8,8 +8,10 @@
 //! The two-phase scheme is Rabenseifner's ("Optimization of Collective Reduction Operations", ICCS 2004), with direct
 //! exchange in place of recursive halving: among the few ranks of a host, one hop matters more than many messages.
 
-use super::exchange::{Exchange, Leg};
-use crate::group::{DType, GroupError, ReduceOp, Result, heap::HeapBytes, reduce::reduce_into};
+use super::exchange::{Exchange, Transfer};
+use crate::group::{
+    DType, GroupError, ReduceOp, Result, engine::Payload, heap::HeapBytes, reduce::reduce_into,
+};
 use std::ops::Range;
 
 /// Sizes that decide the path, in bytes.
@@ -59,6 +61,21 @@ pub(super) struct Collective<'a> {
 }
 
 impl Collective<'_> {
+    pub(super) fn run(&mut self, payload: Payload<'_>) -> Result<()> {
+        match payload {
+            Payload::AllReduce { data, dtype, op } => self.all_reduce(data, dtype, op),
+            Payload::Broadcast { data, root } => self.broadcast(data, root),
+            Payload::AllGather { send, recv } => self.all_gather(send, recv),
+            Payload::ReduceScatter {
+                send,
+                recv,
+                dtype,
+                op,
+            } => self.reduce_scatter(send, recv, dtype, op),
+            Payload::Barrier => self.meet(),
+        }
+    }
+
     /// A step with at most one piece each way: what `send` gives for a peer against its block of `recv`.
     fn trade<'b>(
         exchange: &mut Exchange<'_>,
@@ -66,24 +83,25 @@ impl Collective<'_> {
         send: impl Fn(usize) -> &'b [u8],
         recv: impl Iterator<Item = &'b mut [u8]>,
     ) -> Result<()> {
-        let legs = recv.enumerate().filter(|(peer, _)| *peer != rank);
+        let transfers = recv.enumerate().filter(|(peer, _)| *peer != rank);
         exchange.step(
-            legs.map(|(peer, recv)| Leg {
-                peer,
-                send: [send(peer), &[]],
-                recv: [recv, &mut []],
-            })
-            .collect(),
+            transfers
+                .map(|(peer, recv)| Transfer {
+                    peer,
+                    send: [send(peer), &[]],
+                    recv: [recv, &mut []],
+                })
+                .collect(),
         )
     }
 
     /// Compares descriptors and nothing else.
-    pub(super) fn meet(&mut self) -> Result<()> {
+    fn meet(&mut self) -> Result<()> {
         let nothing = (0..self.ranks).map(|_| &mut [][..]);
         Self::trade(&mut self.exchange, self.rank, |_| &[], nothing)
     }
 
-    pub(super) fn broadcast(&mut self, data: &mut [u8], root: usize) -> Result<()> {
+    fn broadcast(&mut self, data: &mut [u8], root: usize) -> Result<()> {
         if root == self.rank {
             let data = &*data;
             let nothing = (0..self.ranks).map(|_| &mut [][..]);
@@ -95,14 +113,14 @@ impl Collective<'_> {
         Self::trade(&mut self.exchange, self.rank, |_| &[], recv)
     }
 
-    pub(super) fn all_gather(&mut self, send: &[u8], recv: &mut [u8]) -> Result<()> {
+    fn all_gather(&mut self, send: &[u8], recv: &mut [u8]) -> Result<()> {
         let block = send.len();
         recv[self.rank * block..][..block].copy_from_slice(send);
         let blocks = split(recv, (0..self.ranks).map(|k| k * block..(k + 1) * block));
         Self::trade(&mut self.exchange, self.rank, |_| send, blocks.into_iter())
     }
 
-    pub(super) fn reduce_scatter(
+    fn reduce_scatter(
         &mut self,
         send: &[u8],
         recv: &mut [u8],
@@ -135,7 +153,7 @@ impl Collective<'_> {
         (self.tuning.segment / self.ranks / dtype.size()).max(1) * dtype.size()
     }
 
-    pub(super) fn all_reduce(&mut self, data: &mut [u8], dtype: DType, op: ReduceOp) -> Result<()> {
+    fn all_reduce(&mut self, data: &mut [u8], dtype: DType, op: ReduceOp) -> Result<()> {
         if data.len() <= self.tuning.small {
             let mut inputs = self.scratch.blocks(self.rank, self.ranks, data.len())?;
             inputs[self.rank].copy_from_slice(data);
@@ -178,19 +196,19 @@ impl Collective<'_> {
         inputs[rank].copy_from_slice(own);
 
         let result = &*std::mem::take(&mut gathered[rank]);
-        let legs = gathered
+        let transfers = gathered
             .into_iter()
             .zip(&scattered)
             .zip(&mut inputs)
             .enumerate();
-        let legs =
-            legs.filter(|(peer, _)| *peer != rank)
-                .map(|(peer, ((gathered, scattered), input))| Leg {
-                    peer,
-                    send: [result, scattered],
-                    recv: [gathered, input],
-                });
-        self.exchange.step(legs.collect())?;
+        let transfers = transfers.filter(|(peer, _)| *peer != rank).map(
+            |(peer, ((gathered, scattered), input))| Transfer {
+                peer,
+                send: [result, scattered],
+                recv: [gathered, input],
+            },
+        );
+        self.exchange.step(transfers.collect())?;
         reduce(own, &inputs, dtype, op);
         Ok(())
     }

@@ -26,7 +26,7 @@ const HEADER: usize = (DESCRIPTOR_WORDS + 1) * size_of::<u64>();
 
 /// What goes to and comes from one peer in a step; up to two pieces each, so that two stages of a pipeline share it.
 #[derive(Debug)]
-pub(super) struct Leg<'a> {
+pub(super) struct Transfer<'a> {
     pub(super) peer: usize,
     pub(super) send: [&'a [u8]; 2],
     pub(super) recv: [&'a mut [u8]; 2],
@@ -41,9 +41,9 @@ pub(super) struct Exchange<'a> {
     step: u64,
 }
 
-/// A leg and how far it has come.
+/// A transfer and how far it has come.
 struct Progress<'a> {
-    leg: Leg<'a>,
+    transfer: Transfer<'a>,
     stream: &'a TcpStream,
     sent: usize,
     received: usize,
@@ -67,12 +67,17 @@ impl<'a> Exchange<'a> {
         }
     }
 
-    /// Runs one step to its end. `legs` has one entry for each peer, in rank order.
-    pub(super) fn step(&mut self, legs: Vec<Leg<'_>>) -> Result<()> {
+    /// Runs one step to its end. `transfers` has one entry for each peer, in rank order.
+    pub(super) fn step(&mut self, transfers: Vec<Transfer<'_>>) -> Result<()> {
         let header = self.header();
-        let mut all: Vec<Progress<'_>> = legs
+        let mut all: Vec<Progress<'_>> = transfers
             .into_iter()
-            .filter_map(|leg| Some(Progress::new(self.streams.get(leg.peer)?.as_ref()?, leg)))
+            .filter_map(|transfer| {
+                Some(Progress::new(
+                    self.streams.get(transfer.peer)?.as_ref()?,
+                    transfer,
+                ))
+            })
             .collect();
         let mut closed_since = None;
         self.check(&mut all)?;
@@ -122,7 +127,7 @@ impl<'a> Exchange<'a> {
             *word = u64::from_le_bytes(*bytes);
         }
         let [descriptor @ .., step] = words;
-        let peer = progress.leg.peer;
+        let peer = progress.transfer.peer;
         match ops::decode(&descriptor) {
             Some(theirs) if theirs == self.ours && step == self.step => {
                 progress.matches = true;
@@ -147,7 +152,7 @@ impl<'a> Exchange<'a> {
         let gone = || {
             all.iter()
                 .filter(|progress| progress.closed)
-                .map(|progress| progress.leg.peer)
+                .map(|progress| progress.transfer.peer)
                 .collect()
         };
         let verdict = self.control.check(&gone, &|| self.ours.to_string());
@@ -169,7 +174,7 @@ impl<'a> Exchange<'a> {
             if now.duration_since(*closed_since.get_or_insert(now)) > GRACE {
                 return Err(GroupError::PeerLost {
                     rank: self.rank(),
-                    peer: progress.leg.peer,
+                    peer: progress.transfer.peer,
                     cause: "its data connection closed".into(),
                     operation: self.ours.to_string(),
                 });
@@ -179,14 +184,14 @@ impl<'a> Exchange<'a> {
             let mut missing: Vec<usize> = all
                 .iter()
                 .filter(waiting)
-                .map(|progress| progress.leg.peer)
+                .map(|progress| progress.transfer.peer)
                 .collect();
             if missing.is_empty() {
                 // They have sent everything and do not read.
                 missing = all
                     .iter()
                     .filter(|progress| !progress.done())
-                    .map(|progress| progress.leg.peer)
+                    .map(|progress| progress.transfer.peer)
                     .collect();
             }
             return Err(GroupError::Timeout {
@@ -209,9 +214,9 @@ impl<'a> Exchange<'a> {
 }
 
 impl<'a> Progress<'a> {
-    fn new(stream: &'a TcpStream, leg: Leg<'a>) -> Self {
+    fn new(stream: &'a TcpStream, transfer: Transfer<'a>) -> Self {
         Self {
-            leg,
+            transfer,
             stream,
             sent: 0,
             received: 0,
@@ -222,11 +227,23 @@ impl<'a> Progress<'a> {
     }
 
     fn to_send(&self) -> usize {
-        HEADER + self.leg.send.iter().map(|piece| piece.len()).sum::<usize>()
+        HEADER
+            + self
+                .transfer
+                .send
+                .iter()
+                .map(|piece| piece.len())
+                .sum::<usize>()
     }
 
     fn expected(&self) -> usize {
-        HEADER + self.leg.recv.iter().map(|piece| piece.len()).sum::<usize>()
+        HEADER
+            + self
+                .transfer
+                .recv
+                .iter()
+                .map(|piece| piece.len())
+                .sum::<usize>()
     }
 
     fn done(&self) -> bool {
@@ -238,7 +255,7 @@ impl<'a> Progress<'a> {
         if self.closed || self.sent == self.to_send() {
             return false;
         }
-        let [first, second] = self.leg.send;
+        let [first, second] = self.transfer.send;
         let mut pieces = [
             IoSlice::new(header),
             IoSlice::new(first),
@@ -257,7 +274,7 @@ impl<'a> Progress<'a> {
         if self.closed || self.received == self.expected() {
             return false;
         }
-        let [first, second] = &mut self.leg.recv;
+        let [first, second] = &mut self.transfer.recv;
         let mut pieces = [
             IoSliceMut::new(&mut self.header),
             IoSliceMut::new(first),

@@ -11,7 +11,7 @@ use super::{
         secret::Secret,
         wire,
     },
-    Plane,
+    Context,
 };
 use crate::group::{GroupError, Result, ops::Identity};
 use rustix::{
@@ -57,9 +57,9 @@ pub(super) struct Mesh {
 }
 
 /// Makes the connections of a new group. Collective; `tag` orders it among the control exchanges.
-pub(super) fn connect(plane: &Plane, tag: u64, proposed: u32) -> Result<Mesh> {
-    let rank = plane.control.rank();
-    let deadline = Instant::now() + plane.control.operation_timeout();
+pub(super) fn connect(context: &Context, tag: u64, proposed: u32) -> Result<Mesh> {
+    let rank = context.control.rank();
+    let deadline = Instant::now() + context.control.operation_timeout();
     let failed = |operation: &str| {
         let operation = operation.to_owned();
         move |cause: io::Error| GroupError::Transport {
@@ -68,7 +68,7 @@ pub(super) fn connect(plane: &Plane, tag: u64, proposed: u32) -> Result<Mesh> {
             cause: cause.to_string(),
         }
     };
-    let (listener, address) = listen(plane).map_err(failed("listening for data connections"))?;
+    let (listener, address) = listen(context).map_err(failed("listening for data connections"))?;
     let contact = wire::encode(
         &Contact {
             address,
@@ -77,7 +77,7 @@ pub(super) fn connect(plane: &Plane, tag: u64, proposed: u32) -> Result<Mesh> {
         HELLO_LIMIT,
     )
     .map_err(failed("describing a group"))?;
-    let contacts = plane.control.exchange(tag, &contact)?;
+    let contacts = context.control.exchange(tag, &contact)?;
     let contacts: Vec<Contact> = contacts
         .iter()
         .map(|bytes| wire::decode_frame(bytes))
@@ -86,21 +86,27 @@ pub(super) fn connect(plane: &Plane, tag: u64, proposed: u32) -> Result<Mesh> {
 
     let group = contacts.first().map_or(proposed, |contact| contact.group);
     let hello = |rank| DataHello {
-        job: plane.control.job(),
-        generation: plane.control.generation(),
+        job: context.control.job(),
+        generation: context.control.generation(),
         group,
         rank,
     };
     let waker = Arc::new(Waker::new().map_err(failed("making a wake-up pipe"))?);
-    let door = door(listener, waker.clone(), plane.secret.clone(), hello(0));
+    let door = door(listener, waker.clone(), context.secret.clone(), hello(0));
     let mut streams: Vec<Option<TcpStream>> = contacts.iter().map(|_| None).collect();
 
     // The lowest rank answers at once, then the next, and so on: no cycle.
     for (peer, contact) in contacts.iter().enumerate().take(rank) {
         let deadline = deadline.min(Instant::now() + CALL_LIMIT);
-        streams[peer] = Some(call(plane, peer, contact.address, &hello(rank), deadline)?);
+        streams[peer] = Some(call(
+            context,
+            peer,
+            contact.address,
+            &hello(rank),
+            deadline,
+        )?);
     }
-    answer(plane, &door, &waker, &mut streams, deadline)?;
+    answer(context, &door, &waker, &mut streams, deadline)?;
     for stream in streams.iter().flatten() {
         stream
             .set_nonblocking(true)
@@ -109,8 +115,8 @@ pub(super) fn connect(plane: &Plane, tag: u64, proposed: u32) -> Result<Mesh> {
     Ok(Mesh { group, streams })
 }
 
-fn listen(plane: &Plane) -> io::Result<(TcpListener, SocketAddr)> {
-    let listener = TcpListener::bind((plane.local, 0))?;
+fn listen(context: &Context) -> io::Result<(TcpListener, SocketAddr)> {
+    let listener = TcpListener::bind((context.local, 0))?;
     listener.set_nonblocking(true)?;
     let address = listener.local_addr()?;
     Ok((listener, address))
@@ -137,19 +143,19 @@ fn door(
 
 /// Connects to `peer` and proves who calls. Looks at the control plane while it waits.
 fn call(
-    plane: &Plane,
+    context: &Context,
     peer: usize,
     address: SocketAddr,
     hello: &DataHello,
     deadline: Instant,
 ) -> Result<TcpStream> {
     let failed = |cause: io::Error| GroupError::Transport {
-        rank: plane.control.rank(),
+        rank: context.control.rank(),
         operation: format!("connecting to rank {peer} at {address}"),
         cause: cause.to_string(),
     };
     let stream = start_connecting(address).map_err(failed)?;
-    let ready = |flags| until_ready(plane, peer, &PollFd::new(&stream, flags), deadline);
+    let ready = |flags| until_ready(context, peer, &PollFd::new(&stream, flags), deadline);
     ready(PollFlags::OUT)?;
     if let Some(error) = stream.take_error().map_err(failed)? {
         return Err(failed(error));
@@ -161,7 +167,7 @@ fn call(
     let greet = || {
         stream.set_nonblocking(false)?;
         stream.set_nodelay(true)?;
-        auth::call(&stream, &plane.secret, Purpose::Data, deadline).map_err(io::Error::other)?;
+        auth::call(&stream, &context.secret, Purpose::Data, deadline).map_err(io::Error::other)?;
         wire::send(&stream, hello, HELLO_LIMIT, deadline)
     };
     greet().map_err(failed)?;
@@ -180,12 +186,12 @@ fn start_connecting(address: SocketAddr) -> io::Result<TcpStream> {
     }
 }
 
-fn until_ready(plane: &Plane, peer: usize, fd: &PollFd<'_>, deadline: Instant) -> Result<()> {
-    let rank = plane.control.rank();
+fn until_ready(context: &Context, peer: usize, fd: &PollFd<'_>, deadline: Instant) -> Result<()> {
+    let rank = context.control.rank();
     let start = Instant::now();
     let operation = || format!("connecting to rank {peer}");
     loop {
-        plane.control.check(&|| vec![peer], &operation)?;
+        context.control.check(&|| vec![peer], &operation)?;
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
             return Err(GroupError::Timeout {
@@ -210,13 +216,13 @@ fn until_ready(plane: &Plane, peer: usize, fd: &PollFd<'_>, deadline: Instant) -
 
 /// Waits for the calls of all higher ranks.
 fn answer(
-    plane: &Plane,
+    context: &Context,
     door: &Door<(usize, TcpStream)>,
     waker: &Waker,
     streams: &mut [Option<TcpStream>],
     deadline: Instant,
 ) -> Result<()> {
-    let rank = plane.control.rank();
+    let rank = context.control.rank();
     let start = Instant::now();
     let operation = || "connecting the ranks of a group".to_owned();
     loop {
@@ -241,7 +247,7 @@ fn answer(
         if missing().is_empty() {
             return Ok(());
         }
-        plane.control.check(&missing, &operation)?;
+        context.control.check(&missing, &operation)?;
         if Instant::now() >= deadline {
             return Err(GroupError::Timeout {
                 rank,
@@ -263,12 +269,12 @@ fn answer(
 }
 
 /// The part of a group's [`Identity`] that its control connections know.
-pub(super) fn identity(plane: &Plane, group: u32) -> Identity {
+pub(super) fn identity(context: &Context, group: u32) -> Identity {
     Identity {
-        rank: plane.control.rank(),
-        world_size: plane.control.world_size(),
-        job: plane.control.job(),
-        generation: plane.control.generation(),
+        rank: context.control.rank(),
+        world_size: context.control.world_size(),
+        job: context.control.job(),
+        generation: context.control.generation(),
         group,
     }
 }
@@ -284,7 +290,7 @@ mod tests {
         let controls = MockControl::all(2, Duration::from_secs(60));
         let silent = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = silent.local_addr().unwrap();
-        let plane = Plane::new(controls[1].clone(), Secret::random().unwrap(), address.ip());
+        let context = Context::new(controls[1].clone(), Secret::random().unwrap(), address.ip());
         let hello = DataHello {
             job: 1,
             generation: 0,
@@ -293,7 +299,7 @@ mod tests {
         };
         let deadline = Instant::now() + Duration::from_secs(60);
         let error = thread::scope(|scope| {
-            let caller = scope.spawn(|| call(&plane, 0, address, &hello, deadline));
+            let caller = scope.spawn(|| call(&context, 0, address, &hello, deadline));
             // The caller is connected and waits for a greeting that does not come.
             let _held = silent.accept().unwrap();
             controls[0].fail(GroupError::Aborted {

@@ -9,8 +9,9 @@ mod mesh;
 
 use super::{control::Control, secret::Secret};
 use crate::group::{
-    DType, GroupBuffer, GroupError, ProcessGroup, ReduceOp, Result,
-    heap::{HeapBuffer, ReduceBuffer},
+    GroupBuffer, GroupError, ProcessGroup, Result,
+    engine::{Engine, Payload},
+    heap::HeapBuffer,
     ops::{Call, Identity},
 };
 use collectives::{Collective, Scratch, Tuning};
@@ -31,7 +32,7 @@ const CHILD: u64 = 0x7463_7063 << 32;
 
 /// What all TCP groups of a job have in common.
 #[derive(Debug)]
-pub(super) struct Plane {
+pub(super) struct Context {
     control: Arc<dyn Control>,
     secret: Secret,
     local: IpAddr,
@@ -46,14 +47,14 @@ pub(super) struct TcpGroup(Arc<Member>);
 
 #[derive(Debug)]
 struct Member {
-    plane: Arc<Plane>,
+    context: Arc<Context>,
     id: Identity,
     /// Held during an operation, so that the threads of one rank take turns.
-    lane: Mutex<Lane>,
+    state: Mutex<State>,
 }
 
 #[derive(Debug)]
-struct Lane {
+struct State {
     mesh: Mesh,
     sequence: u64,
     buffers: u32,
@@ -62,7 +63,7 @@ struct Lane {
     broken: bool,
 }
 
-impl Plane {
+impl Context {
     /// Every rank must be reachable for the others at its `local` address.
     pub(super) fn new(control: Arc<dyn Control>, secret: Secret, local: IpAddr) -> Self {
         Self::with_tuning(control, secret, local, Tuning::default())
@@ -86,9 +87,9 @@ impl Plane {
 
 impl TcpGroup {
     /// Connects all ranks of the job. Collective; the ranks are in the same call when they give the same `number`.
-    pub(super) fn create(plane: &Arc<Plane>, number: u32) -> Result<Self> {
+    pub(super) fn create(context: &Arc<Context>, number: u32) -> Result<Self> {
         Ok(Self(Member::connect(
-            plane.clone(),
+            context.clone(),
             ROOT | u64::from(number),
         )?))
     }
@@ -96,23 +97,23 @@ impl TcpGroup {
     /// [`ProcessGroup::new_group`], as this type.
     pub(super) fn child(&self) -> Result<Self> {
         let member = &self.0;
-        let mut lane = member.lane();
-        member.run_in(&mut lane, Call::new_group(), |collective| collective.meet())?;
-        // The lane is still held: the set-ups from one parent come in one order on all ranks.
+        let mut state = member.state();
+        member.run_in(&mut state, Call::new_group(), Payload::Barrier)?;
+        // The state is still held: the set-ups from one parent come in one order on all ranks.
         Ok(Self(Member::connect(
-            member.plane.clone(),
+            member.context.clone(),
             CHILD | u64::from(member.id.group),
         )?))
     }
 }
 
 impl Member {
-    fn connect(plane: Arc<Plane>, tag: u64) -> Result<Arc<Self>> {
-        let proposed = plane.groups.fetch_add(1, Ordering::Relaxed);
-        let mesh = mesh::connect(&plane, tag, proposed)
-            .inspect_err(|error| plane.control.fail(error.clone()))?;
-        let id = mesh::identity(&plane, mesh.group);
-        let lane = Lane {
+    fn connect(context: Arc<Context>, tag: u64) -> Result<Arc<Self>> {
+        let proposed = context.groups.fetch_add(1, Ordering::Relaxed);
+        let mesh = mesh::connect(&context, tag, proposed)
+            .inspect_err(|error| context.control.fail(error.clone()))?;
+        let id = mesh::identity(&context, mesh.group);
+        let state = State {
             mesh,
             sequence: 0,
             buffers: 0,
@@ -120,30 +121,21 @@ impl Member {
             broken: false,
         };
         Ok(Arc::new(Self {
-            plane,
+            context,
             id,
-            lane: Mutex::new(lane),
+            state: Mutex::new(state),
         }))
     }
 
     /// A panic between two steps leaves the streams as an error does, and `broken` says so either way.
-    fn lane(&self) -> MutexGuard<'_, Lane> {
-        self.lane.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn run(&self, call: Call, body: impl FnOnce(&mut Collective<'_>) -> Result<()>) -> Result<()> {
-        self.run_in(&mut self.lane(), call, body)
-    }
-
-    fn run_in(
-        &self,
-        lane: &mut Lane,
-        call: Call,
-        body: impl FnOnce(&mut Collective<'_>) -> Result<()>,
-    ) -> Result<()> {
-        let control = &*self.plane.control;
-        let ours = self.id.describe(call, lane.sequence);
-        if lane.broken {
+    fn run_in(&self, state: &mut State, call: Call, payload: Payload<'_>) -> Result<()> {
+        let control = &*self.context.control;
+        let ours = self.id.describe(call, state.sequence);
+        if state.broken {
             control.check(&Vec::new, &|| ours.to_string())?;
             // Only a panic inside an operation comes here.
             return Err(GroupError::Transport {
@@ -152,121 +144,60 @@ impl Member {
                 cause: "an earlier operation of this group ended half-way".into(),
             });
         }
-        lane.broken = true;
-        lane.sequence += 1;
+        state.broken = true;
+        state.sequence += 1;
         let mut collective = Collective {
-            exchange: Exchange::new(control, &lane.mesh.streams, ours),
+            exchange: Exchange::new(control, &state.mesh.streams, ours),
             rank: self.id.rank,
             ranks: self.id.world_size,
-            tuning: self.plane.tuning,
-            scratch: &mut lane.scratch,
+            tuning: self.context.tuning,
+            scratch: &mut state.scratch,
         };
-        body(&mut collective).inspect_err(|error| control.fail(error.clone()))?;
-        lane.broken = false;
+        let done = collective.run(payload);
+        done.inspect_err(|error| control.fail(error.clone()))?;
+        state.broken = false;
         Ok(())
     }
 }
 
-impl ReduceBuffer for Member {
-    fn rank(&self) -> usize {
-        self.id.rank
+impl Engine for TcpGroup {
+    fn identity(&self) -> &Identity {
+        &self.0.id
     }
 
-    fn all_reduce_buffer(
-        &self,
-        buffer: u32,
-        memory: &mut [u8],
-        bytes: usize,
-        dtype: DType,
-        op: ReduceOp,
-    ) -> Result<()> {
-        let call = Call::all_reduce(&self.id, buffer, bytes, dtype, op)?;
-        let call = call.within(&self.id, bytes, memory.len())?;
-        self.run(call, |collective| {
-            collective.all_reduce(&mut memory[..bytes], dtype, op)
-        })
-    }
-}
-
-impl ProcessGroup for TcpGroup {
-    fn rank(&self) -> usize {
-        self.0.id.rank
-    }
-
-    fn world_size(&self) -> usize {
-        self.0.id.world_size
-    }
-
-    fn transport(&self) -> &'static str {
+    fn label(&self) -> &'static str {
         "tcp"
     }
 
-    fn all_reduce(&self, data: &mut [u8], dtype: DType, op: ReduceOp) -> Result<()> {
-        let call = Call::all_reduce(&self.0.id, 0, data.len(), dtype, op)?;
-        self.0
-            .run(call, |collective| collective.all_reduce(data, dtype, op))
+    fn run(&self, call: Call, payload: Payload<'_>) -> Result<()> {
+        self.0.run_in(&mut self.0.state(), call, payload)
     }
 
-    fn broadcast(&self, data: &mut [u8], dtype: DType, root: usize) -> Result<()> {
-        let call = Call::broadcast(&self.0.id, data.len(), dtype, root)?;
-        self.0
-            .run(call, |collective| collective.broadcast(data, root))
-    }
-
-    fn all_gather(&self, send: &[u8], recv: &mut [u8], dtype: DType) -> Result<()> {
-        let call = Call::all_gather(&self.0.id, send.len(), recv.len(), dtype)?;
-        self.0
-            .run(call, |collective| collective.all_gather(send, recv))
-    }
-
-    fn reduce_scatter(
-        &self,
-        send: &[u8],
-        recv: &mut [u8],
-        dtype: DType,
-        op: ReduceOp,
-    ) -> Result<()> {
-        let call = Call::reduce_scatter(&self.0.id, send.len(), recv.len(), dtype, op)?;
-        self.0.run(call, |collective| {
-            collective.reduce_scatter(send, recv, dtype, op)
-        })
-    }
-
-    fn barrier(&self) -> Result<()> {
-        self.0.run(Call::barrier(), |collective| collective.meet())
-    }
-
-    fn buffer(&self, bytes: usize) -> Result<Box<dyn GroupBuffer>> {
+    fn make_buffer(&self, bytes: usize) -> Result<Box<dyn GroupBuffer>> {
         let member = &self.0;
-        let mut lane = member.lane();
-        let number = lane.buffers + 1;
-        member.run_in(&mut lane, Call::buffer(number, bytes), |collective| {
-            collective.meet()
-        })?;
-        lane.buffers = number;
-        let buffer = HeapBuffer::new(member.clone(), number, bytes);
-        // The peers have agreed on it and would wait for this rank in its first operation.
-        Ok(Box::new(buffer.inspect_err(|error| {
-            member.plane.control.fail(error.clone());
-        })?))
+        let mut state = member.state();
+        let number = state.buffers + 1;
+        member.run_in(&mut state, Call::buffer(number, bytes), Payload::Barrier)?;
+        state.buffers = number;
+        drop(state);
+        Ok(Box::new(HeapBuffer::new(
+            Arc::new(self.clone()),
+            number,
+            bytes,
+        )?))
     }
 
-    fn new_group(&self) -> Result<Arc<dyn ProcessGroup>> {
+    fn make_group(&self) -> Result<Arc<dyn ProcessGroup>> {
         Ok(Arc::new(self.child()?))
     }
 
-    fn abort(&self, reason: &str) {
-        let rank = self.rank();
-        self.0.plane.control.fail(GroupError::Aborted {
-            rank,
-            origin: rank,
-            reason: reason.into(),
-        });
+    fn fail(&self, error: GroupError) {
+        self.0.context.control.fail(error);
     }
 
-    fn failure(&self) -> Option<GroupError> {
+    fn first_failure(&self) -> Option<GroupError> {
         self.0
-            .plane
+            .context
             .control
             .check(&Vec::new, &|| "idle".to_owned())
             .err()

@@ -20,9 +20,13 @@ fn make_with(tuning: Tuning, world_size: usize, timeout: Duration) -> Vec<Arc<dy
                 let secret = secret.clone();
                 scope.spawn(move || {
                     let local = control.local_address();
-                    let plane =
-                        Arc::new(Plane::with_tuning(Arc::new(control), secret, local, tuning));
-                    Arc::new(TcpGroup::create(&plane, 0).unwrap()) as Arc<dyn ProcessGroup>
+                    let context = Arc::new(Context::with_tuning(
+                        Arc::new(control),
+                        secret,
+                        local,
+                        tuning,
+                    ));
+                    Arc::new(TcpGroup::create(&context, 0).unwrap()) as Arc<dyn ProcessGroup>
                 })
             })
             .collect();

@@ -41,17 +41,18 @@ impl Identity {
     }
 
     /// An error unless all ranks are in the same operation. Every rank finds some rank that differs
-    /// from itself as soon as any two differ, so all of them fail.
+    /// from itself as soon as any two differ, so all of them fail. `name` is how errors call a rank.
     pub(crate) fn compare(
         &self,
         ours: &OpDescriptor,
         theirs: impl Iterator<Item = OpDescriptor>,
+        name: impl Fn(usize) -> usize,
     ) -> Result<()> {
         match theirs.enumerate().find(|(_, theirs)| theirs != ours) {
             None => Ok(()),
             Some((peer, theirs)) => Err(GroupError::Mismatch {
-                rank: self.rank,
-                peer,
+                rank: name(self.rank),
+                peer: name(peer),
                 ours: Box::new(*ours),
                 theirs: Box::new(theirs),
             }),
@@ -373,7 +374,11 @@ mod tests {
         let at = |rank, sequence| {
             let id = Identity { rank, ..id() };
             let all = [0, 0, 1].map(|s| id.describe(Call::barrier(), s));
-            id.compare(&id.describe(Call::barrier(), sequence), all.into_iter())
+            id.compare(
+                &id.describe(Call::barrier(), sequence),
+                all.into_iter(),
+                |rank| rank,
+            )
         };
         for (rank, sequence, expected) in [(0, 0, 2), (1, 0, 2), (2, 1, 0)] {
             assert!(

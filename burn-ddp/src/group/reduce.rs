@@ -14,30 +14,107 @@ use half::{bf16, f16, slice::HalfFloatSliceExt};
 /// Elements of the accumulator block: 4 to 8 KiB, and as much again for the conversion of 16-bit floats.
 const BLOCK: usize = 1024;
 
+/// Calls a function for the element type that `dtype` stands for.
+macro_rules! by_dtype {
+    ($dtype:expr, $function:ident($($argument:expr),*)) => {
+        match $dtype {
+            DType::F32 => $function::<f32, 4>($($argument),*),
+            DType::F64 => $function::<f64, 8>($($argument),*),
+            DType::F16 => $function::<f16, 2>($($argument),*),
+            DType::BF16 => $function::<bf16, 2>($($argument),*),
+            DType::U8 => $function::<u8, 1>($($argument),*),
+            DType::I32 => $function::<i32, 4>($($argument),*),
+            DType::I64 => $function::<i64, 8>($($argument),*),
+            DType::U64 => $function::<u64, 8>($($argument),*),
+        }
+    };
+}
+
 /// Writes the reduction of `inputs`, in their order, to `out`.
 ///
 /// All slices have the same length, a multiple of the element size; `op` is defined for `dtype`
 /// (see [`ops`](super::ops), which refuses a mean of integers).
 pub(crate) fn reduce_into(out: &mut [u8], inputs: &[&[u8]], dtype: DType, op: ReduceOp) {
+    reduce_scaled(out, inputs, dtype, op, inputs.len());
+}
+
+/// [`reduce_into`] where a mean divides by `divisor`: some of the ranks, reduced for a mean over all.
+pub(crate) fn reduce_scaled(
+    out: &mut [u8],
+    inputs: &[&[u8]],
+    dtype: DType,
+    op: ReduceOp,
+    divisor: usize,
+) {
     debug_assert!(inputs.iter().all(|x| x.len() == out.len()));
     debug_assert!(out.len().is_multiple_of(dtype.size()));
-    match dtype {
-        DType::F32 => by_op::<f32, 4>(out, inputs, op),
-        DType::F64 => by_op::<f64, 8>(out, inputs, op),
-        DType::F16 => by_op::<f16, 2>(out, inputs, op),
-        DType::BF16 => by_op::<bf16, 2>(out, inputs, op),
-        DType::U8 => by_op::<u8, 1>(out, inputs, op),
-        DType::I32 => by_op::<i32, 4>(out, inputs, op),
-        DType::I64 => by_op::<i64, 8>(out, inputs, op),
-        DType::U64 => by_op::<u64, 8>(out, inputs, op),
+    by_dtype!(dtype, by_op(out, inputs, op, divisor));
+}
+
+/// Reduces `more` into `sums`, in this order; a mean divides by `divisor` if there is one, and is a sum if not.
+pub(crate) fn accumulate(
+    sums: &mut [u8],
+    more: &[u8],
+    dtype: DType,
+    op: ReduceOp,
+    divisor: Option<usize>,
+) {
+    debug_assert!(sums.len() == more.len() && sums.len().is_multiple_of(dtype.size()));
+    by_dtype!(dtype, accumulate_by_op(sums, more, op, divisor));
+}
+
+fn accumulate_by_op<E: Element<N>, const N: usize>(
+    sums: &mut [u8],
+    more: &[u8],
+    op: ReduceOp,
+    divisor: Option<usize>,
+) {
+    match (op, divisor) {
+        (ReduceOp::Sum | ReduceOp::Mean, None) | (ReduceOp::Sum, Some(_)) => {
+            in_place::<E, N>(sums, more, E::Acc::add)
+        }
+        (ReduceOp::Mean, Some(n)) => in_place::<E, N>(sums, more, |x, y| x.add(y).divide(n)),
+        (ReduceOp::Min, _) => in_place::<E, N>(sums, more, E::Acc::min),
+        (ReduceOp::Max, _) => in_place::<E, N>(sums, more, E::Acc::max),
+        (ReduceOp::Product, _) => in_place::<E, N>(sums, more, E::Acc::mul),
     }
 }
 
-fn by_op<E: Element<N>, const N: usize>(out: &mut [u8], inputs: &[&[u8]], op: ReduceOp) {
-    let ranks = inputs.len();
+#[inline(always)]
+fn in_place<E: Element<N>, const N: usize>(
+    sums: &mut [u8],
+    more: &[u8],
+    combine: impl Fn(E::Acc, E::Acc) -> E::Acc,
+) {
+    if E::IN_REGISTERS {
+        let sums = sums.as_chunks_mut::<N>().0;
+        for (sum, more) in sums.iter_mut().zip(more.as_chunks::<N>().0) {
+            *sum = E::store(combine(E::load(sum), E::load(more)));
+        }
+        return;
+    }
+    let mut acc = [E::Acc::default(); BLOCK];
+    let mut next = [E::Acc::default(); BLOCK];
+    for (sums, more) in sums.chunks_mut(BLOCK * N).zip(more.chunks(BLOCK * N)) {
+        let (acc, next) = (&mut acc[..more.len() / N], &mut next[..more.len() / N]);
+        E::load_block(sums, acc);
+        E::load_block(more, next);
+        for (acc, next) in acc.iter_mut().zip(&*next) {
+            *acc = combine(*acc, *next);
+        }
+        E::store_block(acc, sums);
+    }
+}
+
+fn by_op<E: Element<N>, const N: usize>(
+    out: &mut [u8],
+    inputs: &[&[u8]],
+    op: ReduceOp,
+    divisor: usize,
+) {
     match op {
         ReduceOp::Sum => kernel::<E, N>(out, inputs, E::Acc::add, |x| x),
-        ReduceOp::Mean => kernel::<E, N>(out, inputs, E::Acc::add, |x| x.divide(ranks)),
+        ReduceOp::Mean => kernel::<E, N>(out, inputs, E::Acc::add, |x| x.divide(divisor)),
         ReduceOp::Min => kernel::<E, N>(out, inputs, E::Acc::min, |x| x),
         ReduceOp::Max => kernel::<E, N>(out, inputs, E::Acc::max, |x| x),
         ReduceOp::Product => kernel::<E, N>(out, inputs, E::Acc::mul, |x| x),
@@ -242,6 +319,43 @@ impl Element<2> for f16 {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn accumulating_gives_what_reducing_two_gives() {
+        fn check<T: bytemuck::Pod + PartialEq + std::fmt::Debug>(a: &[T], b: &[T], dtype: DType) {
+            for op in [
+                ReduceOp::Sum,
+                ReduceOp::Min,
+                ReduceOp::Max,
+                ReduceOp::Product,
+            ] {
+                let mut sums = a.to_vec();
+                let more = bytemuck::cast_slice(b);
+                accumulate(bytemuck::cast_slice_mut(&mut sums), more, dtype, op, None);
+                assert_eq!(sums, reduce(&[a, b], dtype, op), "{dtype} {op:?}");
+            }
+        }
+        let a: Vec<f32> = (0..3000).map(|i| i as f32 - 7.5).collect();
+        let b: Vec<f32> = (0..3000).map(|i| (i % 11) as f32).collect();
+        let half = |x: &[f32]| x.iter().map(|x| f16::from_f32(*x)).collect::<Vec<_>>();
+        check(&a, &b, DType::F32);
+        check(&half(&a), &half(&b), DType::F16);
+        check(&[250u8, 1], &[10, 2], DType::U8);
+        // (3 + 5) / 4, and a mean that is left to others to divide.
+        let mean = |divisor| {
+            let (mut sum, more) = ([3f32], [5f32]);
+            let bytes = bytemuck::cast_slice_mut(&mut sum);
+            accumulate(
+                bytes,
+                bytemuck::cast_slice(&more),
+                DType::F32,
+                ReduceOp::Mean,
+                divisor,
+            );
+            sum[0]
+        };
+        assert_eq!((mean(Some(4)), mean(None)), (2.0, 8.0));
+    }
 
     fn reduce<T: bytemuck::Pod>(inputs: &[&[T]], dtype: DType, op: ReduceOp) -> Vec<T> {
         let bytes: Vec<&[u8]> = inputs.iter().map(|x| bytemuck::cast_slice(x)).collect();

@@ -169,7 +169,7 @@ impl Member {
         counters.sequence += 1;
         let theirs = round.descriptors.iter().copied();
         self.id
-            .compare(&ours, theirs)
+            .compare(&ours, theirs, |rank| rank)
             .map_err(|error| self.fail(error))?;
         Ok(round)
     }

@@ -9,6 +9,10 @@ use std::{fmt::Debug, time::Duration};
 pub(crate) trait Control: Send + Sync + Debug {
     fn rank(&self) -> usize;
     fn world_size(&self) -> usize;
+    /// What errors call rank `rank`: its number in the job, where these are some of the job's ranks and are counted anew.
+    fn name(&self, rank: usize) -> usize {
+        rank
+    }
     /// Random number of the job, drawn by rank 0.
     fn job(&self) -> u64;
     fn generation(&self) -> u32;

@@ -6,7 +6,7 @@
 //!               draws the job's number, answers     ──>  knows all peers
 //!  liveness     control thread  <═══ one connection each, kept ═══>  control thread
 //!               heartbeats, failures, goodbyes, small exchanges
-//!  data         shared memory among all, or one TCP connection between any two
+//!  data         shared memory on each machine, TCP between them
 //! ```
 //!
 //! # Rendezvous
@@ -18,8 +18,14 @@
 //!
 //! # Transports
 //!
-//! Shared memory where all ranks run on one Linux machine and can share a segment, else TCP, with one warning
-//! that says why. Both give the same bits.
+//! - Shared memory where all ranks run on one Linux machine.
+//! - Over several machines shared memory on each, and between them parallel rings of TCP connections, as many as the
+//!   machine with the fewest ranks has ranks.
+//! - TCP alone where ranks of one machine cannot share a segment, with one warning that says why: a connection between
+//!   any two ranks, or one ring if there are more than eight.
+//!
+//! All ranks get the same bits in each, and shared memory gives the same as TCP among up to eight. Over rings the
+//! ranks are added in another order.
 //!
 //! # Liveness
 //!
@@ -29,10 +35,13 @@
 //! until another rank needs it.
 
 mod auth;
+mod backend;
 pub(crate) mod control;
 mod control_tcp;
 mod door;
 mod env;
+#[cfg(target_os = "linux")]
+mod hierarchical;
 mod poll;
 mod rendezvous;
 mod rendezvous_error;
@@ -40,6 +49,7 @@ mod secret;
 mod settings;
 #[cfg(target_os = "linux")]
 pub(crate) mod shm;
+mod spans;
 mod strangers;
 mod tcp;
 mod wire;
@@ -49,13 +59,19 @@ pub use rendezvous_error::RendezvousError;
 pub use secret::{KeyFileError, Secret, ShortSecret};
 pub use settings::{Heartbeat, Overrides, Rendezvous, SettingsError, Transport};
 
-use super::{DType, GroupBuffer, ProcessGroup, ReduceOp, Result, local::LocalGroup};
+use super::{
+    GroupBuffer, GroupError, ProcessGroup, Result,
+    engine::{Engine, Payload},
+    local::LocalGroup,
+    ops::{Call, Identity},
+};
+use backend::{Backend, choose, through_tcp};
 use control::Control;
 use control_tcp::{Membership, TcpControl};
 use poll::Waker;
 use rendezvous::Peer;
 use std::sync::Arc;
-use tcp::{Context, TcpGroup};
+use tcp::Context;
 
 /// The default [`ProcessGroup`]: ranks are processes, nothing needs to be installed.
 ///
@@ -65,14 +81,6 @@ use tcp::{Context, TcpGroup};
 pub struct HostGroup {
     backend: Backend,
     job: Arc<Job>,
-}
-
-#[derive(Debug)]
-enum Backend {
-    Local(LocalGroup),
-    #[cfg(target_os = "linux")]
-    Shm(shm::ShmGroup),
-    Tcp(TcpGroup),
 }
 
 /// What the groups of a job have in common.
@@ -112,10 +120,8 @@ impl HostGroup {
             rendezvous::join(&settings)?
         };
         let (local_rank, local_world_size) = places(&settings, &joined.peers);
-        let one_machine = joined
-            .peers
-            .iter()
-            .all(|peer| peer.machine == joined.peers[0].machine);
+        let machines: Vec<String> = joined.peers.iter().map(|p| p.machine.clone()).collect();
+        let machines: Vec<&str> = machines.iter().map(String::as_str).collect();
         let member = Membership {
             rank,
             world_size: settings.world_size(),
@@ -130,7 +136,7 @@ impl HostGroup {
         let local = control.local_address();
         let control: Arc<dyn Control> = Arc::new(control);
         let context = Arc::new(Context::new(control.clone(), secret, local));
-        let backend = choose(&settings, one_machine, &control, &context).inspect_err(|error| {
+        let backend = choose(&settings, &machines, &control, &context).inspect_err(|error| {
             if let RendezvousError::Group(error) = error {
                 control.fail(error.clone());
             }
@@ -188,13 +194,17 @@ impl HostGroup {
         self.job.generation
     }
 
-    fn group(&self) -> &dyn ProcessGroup {
-        match &self.backend {
-            Backend::Local(group) => group,
-            #[cfg(target_os = "linux")]
-            Backend::Shm(group) => group,
-            Backend::Tcp(group) => group,
+    #[cfg(target_os = "linux")]
+    fn warn(&self, reason: &shm::NoSharedMemory) {
+        if self.rank() == 0 {
+            tracing::warn!(
+                "no shared memory for another group, all its data goes through TCP: {reason}"
+            );
         }
+    }
+
+    fn engine(&self) -> &dyn Engine {
+        self.backend.engine()
     }
 }
 
@@ -209,108 +219,43 @@ fn places(settings: &Rendezvous, peers: &[Peer]) -> (usize, usize) {
     )
 }
 
-/// The job's first group. Collective; `one_machine` and the settings' transport are the same on all ranks.
-fn choose(
-    settings: &Rendezvous,
-    one_machine: bool,
-    control: &Arc<dyn Control>,
-    context: &Arc<Context>,
-) -> Result<Backend, RendezvousError> {
-    if settings.transport == Transport::Tcp {
-        return Ok(Backend::Tcp(TcpGroup::create(context, 0)?));
-    }
-    let reason = if one_machine {
-        match shared_memory(control)? {
-            Ok(backend) => return Ok(backend),
-            Err(reason) => reason,
-        }
-    } else {
-        "the ranks run on different machines".to_owned()
-    };
-    if settings.transport == Transport::Shm {
-        return Err(RendezvousError::NoSharedMemory {
-            rank: settings.rank,
-            reason,
-        });
-    }
-    if settings.rank == 0 {
-        tracing::warn!("no shared memory, data goes through TCP, which is slower: {reason}");
-    }
-    Ok(Backend::Tcp(TcpGroup::create(context, 0)?))
-}
-
-/// The inner error is the same on all ranks.
-#[cfg(target_os = "linux")]
-fn shared_memory(control: &Arc<dyn Control>) -> Result<Result<Backend, String>> {
-    let options = shm::Options::new(control.world_size());
-    let group = shm::ShmGroup::create(control.clone(), 0, options)?;
-    Ok(group.map(Backend::Shm).map_err(|reason| reason.to_string()))
-}
-
-#[cfg(not(target_os = "linux"))]
-fn shared_memory(_: &Arc<dyn Control>) -> Result<Result<Backend, String>> {
-    Ok(Err("this system is not Linux".to_owned()))
-}
-
-impl ProcessGroup for HostGroup {
-    fn rank(&self) -> usize {
-        self.group().rank()
+impl Engine for HostGroup {
+    fn identity(&self) -> &Identity {
+        self.engine().identity()
     }
 
-    fn world_size(&self) -> usize {
-        self.group().world_size()
+    fn label(&self) -> &'static str {
+        self.engine().label()
     }
 
-    fn transport(&self) -> &'static str {
-        self.group().transport()
+    fn run(&self, call: Call, payload: Payload<'_>) -> Result<()> {
+        self.engine().run(call, payload)
     }
 
-    fn all_reduce(&self, data: &mut [u8], dtype: DType, op: ReduceOp) -> Result<()> {
-        self.group().all_reduce(data, dtype, op)
+    fn make_buffer(&self, bytes: usize) -> Result<Box<dyn GroupBuffer>> {
+        self.engine().make_buffer(bytes)
     }
 
-    fn broadcast(&self, data: &mut [u8], dtype: DType, root: usize) -> Result<()> {
-        self.group().broadcast(data, dtype, root)
-    }
-
-    fn all_gather(&self, send: &[u8], recv: &mut [u8], dtype: DType) -> Result<()> {
-        self.group().all_gather(send, recv, dtype)
-    }
-
-    fn reduce_scatter(
-        &self,
-        send: &[u8],
-        recv: &mut [u8],
-        dtype: DType,
-        op: ReduceOp,
-    ) -> Result<()> {
-        self.group().reduce_scatter(send, recv, dtype, op)
-    }
-
-    fn barrier(&self) -> Result<()> {
-        self.group().barrier()
-    }
-
-    fn buffer(&self, bytes: usize) -> Result<Box<dyn GroupBuffer>> {
-        self.group().buffer(bytes)
-    }
-
-    fn new_group(&self) -> Result<Arc<dyn ProcessGroup>> {
+    fn make_group(&self) -> Result<Arc<dyn ProcessGroup>> {
         let backend = match (&self.backend, &self.job.context) {
             #[cfg(target_os = "linux")]
             (Backend::Shm(parent), Some(context)) => match parent.child()? {
                 (_, Ok(child)) => Backend::Shm(child),
                 (number, Err(reason)) => {
-                    if self.rank() == 0 {
-                        tracing::warn!(
-                            "no shared memory for another group, its data goes through TCP: {reason}"
-                        );
-                    }
-                    Backend::Tcp(TcpGroup::create(context, number)?)
+                    self.warn(&reason);
+                    through_tcp(context, number)?
+                }
+            },
+            #[cfg(target_os = "linux")]
+            (Backend::Hierarchical(parent), Some(context)) => match parent.child()? {
+                (_, Ok(child)) => Backend::Hierarchical(child),
+                (number, Err(reason)) => {
+                    self.warn(&reason);
+                    through_tcp(context, number)?
                 }
             },
             (Backend::Tcp(parent), _) => Backend::Tcp(parent.child()?),
-            _ => return self.group().new_group(),
+            _ => return self.engine().make_group(),
         };
         Ok(Arc::new(Self {
             backend,
@@ -318,12 +263,12 @@ impl ProcessGroup for HostGroup {
         }))
     }
 
-    fn abort(&self, reason: &str) {
-        self.group().abort(reason);
+    fn fail(&self, error: GroupError) {
+        self.engine().fail(error);
     }
 
-    fn failure(&self) -> Option<super::GroupError> {
-        self.group().failure()
+    fn first_failure(&self) -> Option<GroupError> {
+        self.engine().first_failure()
     }
 }
 

@@ -107,19 +107,21 @@ impl Hello {
 
 impl Peer {
     pub(super) fn this(settings: &super::settings::Rendezvous) -> Self {
-        // The boot id tells machines with one name apart, the name containers of one machine. Neither
+        // The boot id tells machines with one name apart, name and network namespace containers of one machine. None
         // is trusted for more than choosing a transport and for texts.
         let boot = kernel("random/boot_id").unwrap_or_default();
         let hostname = kernel("hostname")
             .or_else(|| std::env::var("HOSTNAME").ok())
             .unwrap_or_else(|| "this host".into());
         let hostname: String = hostname.chars().take(64).collect();
+        let network = std::fs::read_link("/proc/self/ns/net").unwrap_or_default();
+        let network: String = network.to_string_lossy().chars().take(64).collect();
         Self {
             rank: settings.rank,
             local_rank: settings.local_rank,
             local_world_size: settings.local_world_size,
             pid: std::process::id(),
-            machine: format!("{boot}/{hostname}"),
+            machine: format!("{boot}/{hostname}/{network}"),
             hostname,
         }
     }

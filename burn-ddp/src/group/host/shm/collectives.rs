@@ -13,10 +13,10 @@ use crate::group::{
 use std::ops::Range;
 
 /// Slices start on a line, which is also a whole number of elements of every type.
-const LINE: usize = 64;
+pub(super) const LINE: usize = 64;
 
 /// One operation under way.
-pub(super) struct Operation<'a> {
+pub(in crate::group::host) struct Operation<'a> {
     pub(super) id: Identity,
     pub(super) rounds: &'a mut Rounds,
     pub(super) descriptor: OpDescriptor,
@@ -27,7 +27,7 @@ pub(super) struct Operation<'a> {
 }
 
 /// Rank `rank`'s share of `bytes` bytes.
-pub(super) fn share(bytes: usize, ranks: usize, rank: usize) -> Range<usize> {
+pub(in crate::group::host) fn share(bytes: usize, ranks: usize, rank: usize) -> Range<usize> {
     let size = share_size(bytes, ranks);
     let at = |rank: usize| (rank * size).min(bytes);
     at(rank)..at(rank + 1)
@@ -39,12 +39,12 @@ pub(super) fn share_size(bytes: usize, ranks: usize) -> usize {
 }
 
 /// The part of `bytes` that piece `k` covers.
-fn piece(k: usize, size: usize, bytes: usize) -> Range<usize> {
+pub(super) fn piece(k: usize, size: usize, bytes: usize) -> Range<usize> {
     (k * size).min(bytes)..((k + 1) * size).min(bytes)
 }
 
 /// Pieces of `bytes`, one at least: every operation has a round.
-fn pieces(size: usize, bytes: usize) -> usize {
+pub(super) fn pieces(size: usize, bytes: usize) -> usize {
     bytes.div_ceil(size).max(1)
 }
 
@@ -65,9 +65,10 @@ impl Operation<'_> {
     }
 
     /// Ends a round. The first one compares the descriptors, before any payload is used.
-    pub(super) fn advance(&mut self) -> Result<()> {
+    pub(in crate::group::host) fn advance(&mut self) -> Result<()> {
         self.rounds.advance(&self.patience)?;
         if !std::mem::replace(&mut self.compared, true) {
+            let name = |rank| self.patience.name(rank);
             let all: Option<Vec<_>> = self.rounds.descriptors().collect();
             let Some(all) = all else {
                 let peer = self
@@ -75,9 +76,9 @@ impl Operation<'_> {
                     .descriptors()
                     .position(|d| d.is_none())
                     .unwrap_or_default();
-                return Err(corrupt(self.id.rank, peer, &self.descriptor));
+                return Err(corrupt(name(self.id.rank), name(peer), &self.descriptor));
             };
-            self.id.compare(&self.descriptor, all.into_iter())?;
+            self.id.compare(&self.descriptor, all.into_iter(), name)?;
         }
         Ok(())
     }
@@ -137,7 +138,7 @@ impl Operation<'_> {
         Ok(())
     }
 
-    fn broadcast(&mut self, data: &mut [u8], root: usize) -> Result<()> {
+    pub(in crate::group::host) fn broadcast(&mut self, data: &mut [u8], root: usize) -> Result<()> {
         let size = self.rounds.payload();
         for k in 0..pieces(size, data.len()) {
             let range = piece(k, size, data.len());

@@ -45,6 +45,16 @@ impl Options {
         }
     }
 
+    /// Pieces so small that most sizes of a test take many.
+    #[cfg(test)]
+    pub(crate) fn small(world_size: usize) -> Self {
+        Self {
+            piece: 4 * KIB,
+            one_shot: 64,
+            ..Self::new(world_size)
+        }
+    }
+
     /// A piece is a whole number of lines for every rank, and holds a small operation.
     fn payload(&self, ranks: usize) -> usize {
         let piece = self.piece.max(self.one_shot).max(4 * KIB);
@@ -182,6 +192,17 @@ impl ShmGroup {
     }
 }
 
+impl ShmGroup {
+    /// Runs `body` as the group's next operation.
+    pub(in crate::group::host) fn operate(
+        &self,
+        call: Call,
+        body: impl FnOnce(&mut Operation<'_>) -> Result<()>,
+    ) -> Result<()> {
+        self.0.collective(call, body)
+    }
+}
+
 impl Inner {
     /// A panic under the lock poisons nothing more than `broken` says.
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -203,7 +224,7 @@ impl Inner {
             .check(&Vec::new, &|| format!("starting {descriptor}"))?;
         if state.broken {
             return Err(GroupError::Transport {
-                rank: self.id.rank,
+                rank: self.control.name(self.id.rank),
                 operation: descriptor.to_string(),
                 cause: "an earlier operation of this group ended half-way".into(),
             });
@@ -323,15 +344,6 @@ mod tests {
     use super::{super::mock::MockControl, *};
     use crate::group::{DType, ReduceOp};
 
-    /// Pieces so small that most sizes of the suite take many.
-    fn small(world_size: usize) -> Options {
-        Options {
-            piece: 4 * KIB,
-            one_shot: 64,
-            ..Options::new(world_size)
-        }
-    }
-
     fn create(
         world_size: usize,
         timeout: Duration,
@@ -359,7 +371,7 @@ mod tests {
     mod small_pieces {
         use super::*;
 
-        crate::group::conformance::suite!(|n, timeout| with(n, timeout, &small(n)));
+        crate::group::conformance::suite!(|n, timeout| with(n, timeout, &Options::small(n)));
     }
 
     mod default_pieces {
@@ -370,7 +382,7 @@ mod tests {
 
     #[test]
     fn a_panic_inside_an_operation_ends_the_group() {
-        let groups = create(1, Duration::from_secs(60), &small(1));
+        let groups = create(1, Duration::from_secs(60), &Options::small(1));
         let group = groups.into_iter().next().unwrap().unwrap();
         group.barrier().unwrap();
         let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
@@ -404,7 +416,7 @@ mod tests {
 
     #[test]
     fn ddp_35_a_buffer_that_does_not_fit_goes_to_the_heap() {
-        let groups = with(2, Duration::from_secs(60), &small(2));
+        let groups = with(2, Duration::from_secs(60), &Options::small(2));
         std::thread::scope(|scope| {
             for g in &groups {
                 scope.spawn(move || {
@@ -416,7 +428,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let options = Options {
             directory: directory.path().into(),
-            ..small(2)
+            ..Options::small(2)
         };
         let groups = with(2, Duration::from_secs(60), &options);
         // Nothing is left of the base segment's name, and no new one can be made.

@@ -8,6 +8,7 @@
 //! | `segment` | a file of shared memory that all ranks have mapped, or none |
 //! | `rounds` | the protocol: two areas a rank, written and read in turns |
 //! | `collectives` | all operations on the caller's memory, as rounds |
+//! | `shards` | an all-reduce in two halves, for ranks that go on to other machines between them |
 //! | `group` | [`ShmGroup`] |
 //! | `buffer` | buffers that live in a segment of their own |
 //!
@@ -22,9 +23,12 @@ mod group;
 mod mock;
 mod rounds;
 mod segment;
+mod shards;
 mod sync;
 mod wait;
 
+pub(super) use collectives::{Operation, share};
 pub(crate) use group::{Options, ShmGroup};
 #[cfg(test)]
 pub(crate) use mock::MockControl;
+pub(super) use segment::NoSharedMemory;

@@ -74,7 +74,11 @@ impl Segment {
             .map(|named| named.as_ref().map_or("", |named| &named.name));
         let names = match verdict(exchange(&message(name))?) {
             Ok(names) => names,
-            Err(refused) => return Ok(Err(refused)),
+            Err(refused) => {
+                // The exchange may be one among more ranks, who are in the second one.
+                exchange(&message(Err(&refused.cause)))?;
+                return Ok(Err(refused));
+            }
         };
         let map = match &made {
             Ok(Some(named)) => map(&named.file, bytes),

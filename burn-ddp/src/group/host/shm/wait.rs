@@ -49,6 +49,11 @@ impl<'a> Patience<'a> {
         }
     }
 
+    /// What errors call rank `rank`.
+    pub(super) fn name(&self, rank: usize) -> usize {
+        self.control.name(rank)
+    }
+
     /// Returns when all ranks have published `round`, the job has failed, or the operation's time is over.
     pub(super) fn wait(&self, lines: &[Line], round: u32) -> Result<()> {
         if self.spin(lines, round) {
@@ -59,7 +64,7 @@ impl<'a> Patience<'a> {
             let missing = || {
                 (0..lines.len())
                     .filter(|r| !lines[*r].reached(round))
-                    .collect()
+                    .collect::<Vec<_>>()
             };
             let failure = self
                 .control
@@ -76,10 +81,10 @@ impl<'a> Patience<'a> {
             }
             if elapsed >= limit {
                 return Err(GroupError::Timeout {
-                    rank: self.control.rank(),
+                    rank: self.name(self.control.rank()),
                     operation: self.operation.to_string(),
                     elapsed,
-                    missing: missing(),
+                    missing: missing().into_iter().map(|r| self.name(r)).collect(),
                 });
             }
             late.sleep(round, SLICE.min(limit - elapsed));

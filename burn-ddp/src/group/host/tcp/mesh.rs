@@ -51,13 +51,19 @@ struct DataHello {
 
 /// Non-blocking connections by rank; the place of this rank itself is empty.
 #[derive(Debug)]
-pub(super) struct Mesh {
-    pub(super) group: u32,
-    pub(super) streams: Vec<Option<TcpStream>>,
+pub(in crate::group::host) struct Mesh {
+    pub(in crate::group::host) group: u32,
+    pub(in crate::group::host) streams: Vec<Option<TcpStream>>,
 }
 
-/// Makes the connections of a new group. Collective; `tag` orders it among the control exchanges.
-pub(super) fn connect(context: &Context, tag: u64, proposed: u32) -> Result<Mesh> {
+/// Makes the connections of a new group: this rank's to `peers`, who name it among theirs. Collective; `tag` orders it
+/// among the control exchanges.
+pub(in crate::group::host) fn connect(
+    context: &Context,
+    tag: u64,
+    proposed: u32,
+    peers: &[usize],
+) -> Result<Mesh> {
     let rank = context.control.rank();
     let deadline = Instant::now() + context.control.operation_timeout();
     let failed = |operation: &str| {
@@ -96,7 +102,9 @@ pub(super) fn connect(context: &Context, tag: u64, proposed: u32) -> Result<Mesh
     let mut streams: Vec<Option<TcpStream>> = contacts.iter().map(|_| None).collect();
 
     // The lowest rank answers at once, then the next, and so on: no cycle.
-    for (peer, contact) in contacts.iter().enumerate().take(rank) {
+    let wanted = |peer: &usize| peers.contains(peer);
+    let lower = contacts.iter().enumerate().take(rank);
+    for (peer, contact) in lower.filter(|(peer, _)| wanted(peer)) {
         let deadline = deadline.min(Instant::now() + CALL_LIMIT);
         streams[peer] = Some(call(
             context,
@@ -106,7 +114,8 @@ pub(super) fn connect(context: &Context, tag: u64, proposed: u32) -> Result<Mesh
             deadline,
         )?);
     }
-    answer(context, &door, &waker, &mut streams, deadline)?;
+    let higher = (rank + 1..streams.len()).filter(wanted).collect();
+    answer(context, &door, &waker, &mut streams, higher, deadline)?;
     for stream in streams.iter().flatten() {
         stream
             .set_nonblocking(true)
@@ -214,12 +223,13 @@ fn until_ready(context: &Context, peer: usize, fd: &PollFd<'_>, deadline: Instan
     }
 }
 
-/// Waits for the calls of all higher ranks.
+/// Waits for the calls of `expected`.
 fn answer(
     context: &Context,
     door: &Door<(usize, TcpStream)>,
     waker: &Waker,
     streams: &mut [Option<TcpStream>],
+    expected: Vec<usize>,
     deadline: Instant,
 ) -> Result<()> {
     let rank = context.control.rank();
@@ -228,7 +238,7 @@ fn answer(
     loop {
         while let Some(visit) = door.visit() {
             match visit {
-                Visit::Admitted((peer, stream)) if peer > rank && peer < streams.len() => {
+                Visit::Admitted((peer, stream)) if expected.contains(&peer) => {
                     streams[peer] = Some(stream)
                 }
                 Visit::Admitted((peer, _)) => {
@@ -240,9 +250,8 @@ fn answer(
             }
         }
         let missing = || {
-            (rank + 1..streams.len())
-                .filter(|peer| streams[*peer].is_none())
-                .collect::<Vec<_>>()
+            let missing = expected.iter().filter(|peer| streams[**peer].is_none());
+            missing.copied().collect::<Vec<_>>()
         };
         if missing().is_empty() {
             return Ok(());
@@ -269,7 +278,7 @@ fn answer(
 }
 
 /// The part of a group's [`Identity`] that its control connections know.
-pub(super) fn identity(context: &Context, group: u32) -> Identity {
+pub(in crate::group::host) fn identity(context: &Context, group: u32) -> Identity {
     Identity {
         rank: context.control.rank(),
         world_size: context.control.world_size(),

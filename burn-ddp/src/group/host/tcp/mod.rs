@@ -5,7 +5,7 @@
 
 mod collectives;
 mod exchange;
-mod mesh;
+pub(super) mod mesh;
 
 use super::{control::Control, secret::Secret};
 use crate::group::{
@@ -33,7 +33,7 @@ const CHILD: u64 = 0x7463_7063 << 32;
 /// What all TCP groups of a job have in common.
 #[derive(Debug)]
 pub(super) struct Context {
-    control: Arc<dyn Control>,
+    pub(super) control: Arc<dyn Control>,
     secret: Secret,
     local: IpAddr,
     tuning: Tuning,
@@ -85,6 +85,13 @@ impl Context {
     }
 }
 
+impl Context {
+    /// What this rank proposes as the number of a new group; rank 0's proposal counts.
+    pub(super) fn next_group(&self) -> u32 {
+        self.groups.fetch_add(1, Ordering::Relaxed)
+    }
+}
+
 impl TcpGroup {
     /// Connects all ranks of the job. Collective; the ranks are in the same call when they give the same `number`.
     pub(super) fn create(context: &Arc<Context>, number: u32) -> Result<Self> {
@@ -109,8 +116,8 @@ impl TcpGroup {
 
 impl Member {
     fn connect(context: Arc<Context>, tag: u64) -> Result<Arc<Self>> {
-        let proposed = context.groups.fetch_add(1, Ordering::Relaxed);
-        let mesh = mesh::connect(&context, tag, proposed)
+        let all: Vec<usize> = (0..context.control.world_size()).collect();
+        let mesh = mesh::connect(&context, tag, context.next_group(), &all)
             .inspect_err(|error| context.control.fail(error.clone()))?;
         let id = mesh::identity(&context, mesh.group);
         let state = State {

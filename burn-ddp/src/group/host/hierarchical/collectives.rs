@@ -1,0 +1,262 @@
+//! The collectives of a hierarchical group: over each machine in shared memory, between machines on parallel rings.
+//!
+//! All-reduce is a reduce-scatter over the machine, an all-reduce of every shard on its ring, and an all-gather over
+//! the machine. On a ring of `m` machines it is the bandwidth-optimal one: reduce-scatter and all-gather in
+//! `m - 1` hops each, `2 (m - 1) / m` of the shard over every link (Patarasuk and Yuan, "Bandwidth optimal all-reduce
+//! algorithms for clusters of workstations", JPDC 2009, section 4).
+//!
+//! Every element is reduced along one path and then copied, so all ranks get the same bits; the order of the
+//! ranks in it depends on the element's place, not on time.
+
+use super::{
+    super::{
+        shm::{Operation, share},
+        spans::Spans,
+    },
+    ring::{Plan, Receive, Reduction, Ring},
+    topology::Topology,
+};
+use crate::group::{
+    DType, GroupError, ReduceOp, Result, engine::Payload, heap::HeapBytes, reduce::reduce_scaled,
+};
+use std::{iter::once, ops::Range};
+
+/// One operation of the group.
+pub(super) struct Collective<'a, 'b> {
+    pub(super) topology: &'a Topology,
+    /// The operation among the ranks of this machine; `None` if this rank is alone on it.
+    pub(super) local: Option<&'a mut Operation<'b>>,
+    /// `None` if this rank is on no ring.
+    pub(super) ring: Option<Ring<'a>>,
+    /// A copy of what is sent, for collectives that do not reduce in place.
+    pub(super) scratch: &'a mut HeapBytes,
+}
+
+impl Collective<'_, '_> {
+    pub(super) fn run(&mut self, payload: Payload<'_>) -> Result<()> {
+        // A machine whose ranks differ among themselves does not get as far as the others.
+        if let Some(local) = &mut self.local {
+            local.advance()?;
+        }
+        if let Some(ring) = &mut self.ring {
+            ring.meet()?;
+        }
+        match payload {
+            Payload::AllReduce { data, dtype, op } => self.all_reduce(data, dtype, op),
+            Payload::Broadcast { data, root } => self.broadcast(data, root),
+            Payload::AllGather { send, recv } => self.all_gather(send, recv),
+            Payload::ReduceScatter {
+                send,
+                recv,
+                dtype,
+                op,
+            } => self.reduce_scatter(send, recv, dtype, op),
+            Payload::Barrier => self.barrier(),
+        }
+    }
+
+    fn all_reduce(&mut self, data: &mut [u8], dtype: DType, op: ReduceOp) -> Result<()> {
+        let shards = self.shards(once(0..data.len()));
+        self.reduce_here(data, &shards, dtype, op)?;
+        let (topology, machines) = (self.topology, self.topology.machines());
+        let shard = part(0..data.len(), topology.local, topology.rings());
+        let segment = |machine| -> Spans { once(part(shard.clone(), machine, machines)).collect() };
+        let mut receive = reduced(topology.backwards(1, machines - 1).map(segment));
+        receive.extend(stored(topology.backwards(0, machines - 1).map(segment)));
+        let plan = Plan::passing_on(segment(topology.machine), receive);
+        self.on_ring(data, &plan, self.reduction(dtype, op))?;
+        self.share_here(data, &shards)
+    }
+
+    fn broadcast(&mut self, data: &mut [u8], root: usize) -> Result<()> {
+        let (topology, machines) = (self.topology, self.topology.machines());
+        let (source, local_root) = topology.place(root);
+        let distance = (topology.machine + machines - source) % machines;
+        if distance == 0
+            && let Some(local) = &mut self.local
+        {
+            local.broadcast(data, local_root)?;
+        }
+        let shard = Spans::from_iter([part(0..data.len(), topology.local, topology.rings())]);
+        let plan = if distance == 0 {
+            Plan::passing_on(shard, Vec::new())
+        } else {
+            let keep = if distance == machines - 1 {
+                shard.len()
+            } else {
+                0
+            };
+            Plan {
+                lead: Spans::default(),
+                receive: vec![(shard, Receive::Store)],
+                keep,
+            }
+        };
+        self.on_ring(data, &plan, Reduction::NONE)?;
+        if distance == 0 {
+            return Ok(());
+        }
+        let shards = self.shards(once(0..data.len()));
+        self.share_here(data, &shards)
+    }
+
+    fn all_gather(&mut self, send: &[u8], recv: &mut [u8]) -> Result<()> {
+        let (topology, machines) = (self.topology, self.topology.machines());
+        let block = send.len();
+        let own = topology.here()[topology.local] * block;
+        recv[own..][..block].copy_from_slice(send);
+        let blocks: Vec<Spans> = topology
+            .blocks(topology.machine, block)
+            .map(|block| Spans::from_iter([block]))
+            .collect();
+        self.share_here(recv, &blocks)?;
+        let bundle = |machine| self.bundle(machine, block);
+        let receive = stored(topology.backwards(1, machines - 1).map(bundle)).collect();
+        let plan = Plan::passing_on(bundle(topology.machine), receive);
+        self.on_ring(recv, &plan, Reduction::NONE)?;
+        let elsewhere = (0..machines).filter(|machine| *machine != topology.machine);
+        let shards = self.shards(elsewhere.flat_map(|machine| topology.blocks(machine, block)));
+        self.share_here(recv, &shards)
+    }
+
+    fn reduce_scatter(
+        &mut self,
+        send: &[u8],
+        recv: &mut [u8],
+        dtype: DType,
+        op: ReduceOp,
+    ) -> Result<()> {
+        let (topology, machines) = (self.topology, self.topology.machines());
+        let block = recv.len();
+        let mut copy = std::mem::take(self.scratch);
+        if copy.as_slice().len() < send.len() {
+            copy = HeapBytes::new(send.len()).ok_or_else(|| self.no_memory(send.len()))?;
+        }
+        let data = &mut copy.as_mut_slice()[..send.len()];
+        data.copy_from_slice(send);
+        let everywhere = (0..machines).flat_map(|machine| topology.blocks(machine, block));
+        let shards = self.shards(everywhere);
+        self.reduce_here(data, &shards, dtype, op)?;
+        let bundle = |machine| self.bundle(machine, block);
+        let receive = reduced(topology.backwards(2, machines - 1).map(bundle));
+        let lead = topology.backwards(1, 1).map(bundle).next();
+        let plan = Plan::passing_on(lead.unwrap_or_default(), receive);
+        self.on_ring(data, &plan, self.reduction(dtype, op))?;
+        let shards = self.shards(topology.blocks(topology.machine, block));
+        self.share_here(data, &shards)?;
+        recv.copy_from_slice(&data[topology.here()[topology.local] * block..][..block]);
+        *self.scratch = copy;
+        Ok(())
+    }
+
+    /// All descriptors of the ring have come, and each was sent when its machine was there.
+    fn barrier(&mut self) -> Result<()> {
+        match &mut self.local {
+            Some(local) => local.advance(),
+            None => Ok(()),
+        }
+    }
+
+    /// What each ring carries of `ranges`.
+    fn shards(&self, ranges: impl IntoIterator<Item = Range<usize>>) -> Vec<Spans> {
+        let rings = self.topology.rings();
+        let ranges: Vec<_> = ranges.into_iter().collect();
+        let shard = |ring| {
+            ranges
+                .iter()
+                .map(|range| part(range.clone(), ring, rings))
+                .collect()
+        };
+        (0..rings).map(shard).collect()
+    }
+
+    /// What this rank's ring carries of a machine's blocks.
+    fn bundle(&self, machine: usize, block: usize) -> Spans {
+        let (ring, rings) = (self.topology.local, self.topology.rings());
+        let blocks = self.topology.blocks(machine, block);
+        blocks.map(|block| part(block, ring, rings)).collect()
+    }
+
+    /// Whether a mean is divided before it travels: sums of 16-bit floats may overflow where their mean does not.
+    fn divides_first(&self, dtype: DType, op: ReduceOp) -> bool {
+        let travels = self.topology.machines() > 1;
+        op == ReduceOp::Mean && (!travels || matches!(dtype, DType::F16 | DType::BF16))
+    }
+
+    fn reduction(&self, dtype: DType, op: ReduceOp) -> Reduction {
+        let divisor = (!self.divides_first(dtype, op)).then(|| self.topology.ranks());
+        Reduction { dtype, op, divisor }
+    }
+
+    /// Reduces `data` over this machine, each shard into the memory of the rank that takes it further.
+    fn reduce_here(
+        &mut self,
+        data: &mut [u8],
+        shards: &[Spans],
+        dtype: DType,
+        op: ReduceOp,
+    ) -> Result<()> {
+        let ranks = self.topology.ranks();
+        let first = self.divides_first(dtype, op);
+        // Otherwise the ring divides.
+        let local_op = if op == ReduceOp::Mean && !first {
+            ReduceOp::Sum
+        } else {
+            op
+        };
+        match (&mut self.local, &mut self.ring) {
+            (Some(local), _) => local.reduce_to_owners(data, shards, dtype, local_op, ranks),
+            (None, Some(ring)) if first => {
+                for data in data.chunks_mut(ring.chunk.len()) {
+                    let copy = &mut ring.chunk[..data.len()];
+                    copy.copy_from_slice(data);
+                    reduce_scaled(data, &[copy], dtype, op, ranks);
+                }
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn on_ring(&mut self, data: &mut [u8], plan: &Plan, reduction: Reduction) -> Result<()> {
+        match &mut self.ring {
+            Some(ring) => ring.run(data, plan, reduction),
+            None => Ok(()),
+        }
+    }
+
+    /// Gives this machine's ranks what those that own a shard have of it.
+    fn share_here(&mut self, data: &mut [u8], shards: &[Spans]) -> Result<()> {
+        match &mut self.local {
+            Some(local) => local.share(data, shards),
+            None => Ok(()),
+        }
+    }
+
+    fn no_memory(&self, bytes: usize) -> GroupError {
+        GroupError::Transport {
+            rank: self.topology.here()[self.topology.local],
+            operation: format!("reserving {bytes} bytes for a reduce-scatter"),
+            cause: "out of memory".into(),
+        }
+    }
+}
+
+/// Part `k` of `n` of a range.
+fn part(range: Range<usize>, k: usize, n: usize) -> Range<usize> {
+    let part = share(range.len(), n, k);
+    range.start + part.start..range.start + part.end
+}
+
+/// Received to be reduced; the last one has then met every machine.
+fn reduced(spans: impl Iterator<Item = Spans>) -> Vec<(Spans, Receive)> {
+    let mut receive: Vec<_> = spans.map(|spans| (spans, Receive::Reduce)).collect();
+    if let Some((_, how)) = receive.last_mut() {
+        *how = Receive::Complete;
+    }
+    receive
+}
+
+fn stored(spans: impl Iterator<Item = Spans>) -> impl Iterator<Item = (Spans, Receive)> {
+    spans.map(|spans| (spans, Receive::Store))
+}

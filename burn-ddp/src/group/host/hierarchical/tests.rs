@@ -1,0 +1,55 @@
+//! The conformance suite on imagined machines of one computer.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+use super::{
+    super::{control_tcp::tests::star_with, secret::Secret},
+    *,
+};
+use std::{thread, time::Duration};
+
+/// One group per rank; `machine_of(rank)` says where it is.
+fn make(
+    machine_of: impl Fn(usize) -> usize,
+    world_size: usize,
+    timeout: Duration,
+) -> Vec<Arc<dyn ProcessGroup>> {
+    let secret = Secret::random().unwrap();
+    let machines: Vec<usize> = (0..world_size).map(machine_of).collect();
+    let controls = star_with(world_size, |member| member.operation_timeout = timeout);
+    thread::scope(|scope| {
+        let ranks: Vec<_> = controls
+            .into_iter()
+            .map(|control| {
+                let (secret, machines) = (secret.clone(), &machines);
+                scope.spawn(move || {
+                    let local = control.local_address();
+                    let context = Arc::new(Context::new(Arc::new(control), secret, local));
+                    let small = shm::Options::small;
+                    let group = HierarchicalGroup::create_with(&context, machines, small, 0);
+                    Arc::new(group.unwrap().unwrap()) as Arc<dyn ProcessGroup>
+                })
+            })
+            .collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    })
+}
+
+/// Machines of two ranks, which are neighbours in rank order.
+mod pairs {
+    crate::group::conformance::suite!(partial view: |n, timeout| super::make(|rank| rank / 2, n, timeout));
+}
+
+/// Two machines, the ranks dealt out in turn.
+mod dealt_out {
+    crate::group::conformance::suite!(partial view: |n, timeout| super::make(|rank| rank % 2, n, timeout));
+}
+
+/// One rank on the first machine, the others on the second.
+mod uneven {
+    crate::group::conformance::suite!(partial view: |n, timeout| super::make(|rank| rank.min(1), n, timeout));
+}
+
+/// A machine for each rank.
+mod one_ring {
+    crate::group::conformance::suite!(partial view: |n, timeout| super::make(|rank| rank, n, timeout));
+}

@@ -1,0 +1,8 @@
+//! The book. Its code is compiled and run here; what it says of other files is compared with them.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod cluster;
+mod code;
+mod messages;
+mod pages;

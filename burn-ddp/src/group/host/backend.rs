@@ -61,7 +61,7 @@ pub(super) fn choose(
         });
     }
     if settings.rank == 0 {
-        tracing::warn!("no shared memory, all data goes through TCP, which is slower: {reason}");
+        tracing::warn!("no shared memory, data goes through TCP, which is slower: {reason}");
     }
     Ok(through_tcp(context, 0)?)
 }

@@ -6,6 +6,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 pub mod dying;
+mod hosts;
 mod launched;
 mod log;
 mod mark;
@@ -15,6 +16,7 @@ mod ports;
 mod ranks;
 mod words;
 
+pub use hosts::{Hosts, PORT};
 pub use launched::{Launched, launched};
 pub use log::log_to_stderr;
 pub use mark::mark;

@@ -1,5 +1,6 @@
 //! Ranks as processes, with a hard time limit.
 
+use crate::{Hosts, PORT};
 use burn_ddp::{
     Ddp,
     group::host::{LISTEN_FD, RENDEZVOUS_TIMEOUT, SECRET, TIMEOUT, TRANSPORT},
@@ -62,8 +63,10 @@ impl<T: Debug> Trace<T> {
 /// Ranks to start for a test.
 #[derive(Clone, Debug)]
 #[must_use]
-pub struct Ranks {
+pub struct Ranks<'a> {
     count: usize,
+    /// Where each rank runs.
+    hosts: Option<(&'a Hosts, &'a [usize])>,
     limit: Duration,
     env: Vec<(String, String)>,
     /// For one rank each; they win over `env`.
@@ -80,9 +83,10 @@ pub fn in_rank() -> bool {
 }
 
 /// `count` ranks, over shared memory and then over TCP, 60 seconds each at the most.
-pub fn ranks(count: usize) -> Ranks {
+pub fn ranks<'a>(count: usize) -> Ranks<'a> {
     Ranks {
         count,
+        hosts: None,
         limit: Duration::from_secs(60),
         env: Vec::new(),
         rank_env: Vec::new(),
@@ -92,7 +96,7 @@ pub fn ranks(count: usize) -> Ranks {
     }
 }
 
-impl Ranks {
+impl<'a> Ranks<'a> {
     /// One transport only; `auto` leaves the choice to the group.
     pub fn over(mut self, transport: &'static str) -> Self {
         self.transports = match transport {
@@ -102,6 +106,13 @@ impl Ranks {
             other => panic!("no transport {other}"),
         };
         self
+    }
+
+    /// Runs rank `k` on host `hosts[k]`, over what the group chooses.
+    pub fn on(mut self, hosts: &'a Hosts, of_rank: &'a [usize]) -> Self {
+        assert_eq!(of_rank.len(), self.count);
+        self.hosts = Some((hosts, of_rank));
+        self.over("auto")
     }
 
     /// Another hard limit.
@@ -234,26 +245,34 @@ impl Ranks {
 
     fn start(&self, test: &str, transport: &str, capture: bool) -> Run {
         let directory = tempfile::tempdir().unwrap();
-        let listener = self
-            .port
-            .is_none()
+        let listener = (self.port.is_none() && self.hosts.is_none())
             .then(|| TcpListener::bind("127.0.0.1:0").unwrap());
         let port = self
             .port
             .or_else(|| Some(listener.as_ref()?.local_addr().ok()?.port()))
-            .unwrap();
+            .unwrap_or(PORT);
         let secret = format!(
             "{:032x}",
             u128::from(std::process::id()) << 64 | u128::from(port)
         );
         let command = |rank: usize| {
-            let mut command = Command::new(std::env::current_exe().unwrap());
+            let program = std::env::current_exe().unwrap();
+            let (mut command, master, local_rank) = match self.hosts {
+                None => (Command::new(program), "127.0.0.1".to_owned(), rank),
+                Some((hosts, of_rank)) => {
+                    let before = of_rank[..rank]
+                        .iter()
+                        .filter(|host| **host == of_rank[rank]);
+                    let command = hosts.command(of_rank[rank], program);
+                    (command, hosts.address(of_rank[0]), before.count())
+                }
+            };
             command
                 .args(["--exact", test, "--nocapture", "--test-threads=1"])
                 .env("RANK", rank.to_string())
-                .env("LOCAL_RANK", rank.to_string())
+                .env("LOCAL_RANK", local_rank.to_string())
                 .env("WORLD_SIZE", self.count.to_string())
-                .env("MASTER_ADDR", "127.0.0.1")
+                .env("MASTER_ADDR", master)
                 .env("MASTER_PORT", port.to_string())
                 .env("RAYON_NUM_THREADS", "1")
                 .env(SECRET, &secret)

@@ -1,0 +1,148 @@
+//! Several hosts on one machine: network namespaces, joined by a bridge.
+
+use std::{
+    process::{Command, Output},
+    sync::atomic::{AtomicU32, Ordering},
+};
+
+/// Rank 0's port; every host has ports of its own.
+pub const PORT: u16 = 29500;
+
+/// Hosts that can reach one another at [`address`](Self::address). They are gone when this is dropped.
+#[derive(Debug)]
+pub struct Hosts {
+    /// Namespaces of the hosts.
+    names: Vec<String>,
+    /// The namespace of the bridge.
+    switch: String,
+}
+
+static COUNT: AtomicU32 = AtomicU32::new(0);
+
+impl Hosts {
+    /// Makes `count` hosts, or prints why that is not possible here, which skips the test. In a rank, which is on one of the hosts
+    /// already, this makes nothing.
+    pub fn new(count: usize) -> Option<Self> {
+        let prefix = format!(
+            "bd{}x{}",
+            std::process::id(),
+            COUNT.fetch_add(1, Ordering::Relaxed)
+        );
+        let hosts = Self {
+            names: (0..count).map(|k| format!("{prefix}h{k}")).collect(),
+            switch: format!("{prefix}s"),
+        };
+        if super::in_rank() {
+            return Some(hosts);
+        }
+        match hosts.build() {
+            Ok(()) => Some(hosts),
+            Err(why) => {
+                eprintln!("skipped, because no network namespaces can be made here: {why}");
+                None
+            }
+        }
+    }
+
+    fn build(&self) -> Result<(), String> {
+        let switch = &self.switch;
+        ip(&format!("netns add {switch}"))?;
+        ip(&format!("-n {switch} link add bridge type bridge"))?;
+        ip(&format!("-n {switch} link set bridge up"))?;
+        for (k, name) in self.names.iter().enumerate() {
+            ip(&format!("netns add {name}"))?;
+            ip(&format!(
+                "link add eth0 netns {name} type veth peer name port{k} netns {switch}"
+            ))?;
+            ip(&format!("-n {switch} link set port{k} master bridge up"))?;
+            let address = self.address(k);
+            ip(&format!("-n {name} addr add {address}/24 dev eth0"))?;
+            ip(&format!(
+                "-n {name} addr add fd77::{}/64 dev eth0 nodad",
+                k + 1
+            ))?;
+            ip(&format!("-n {name} link set eth0 up"))?;
+            ip(&format!("-n {name} link set lo up"))?;
+        }
+        Ok(())
+    }
+
+    /// IPv4 address of a host.
+    pub fn address(&self, host: usize) -> String {
+        format!("10.77.0.{}", host + 1)
+    }
+
+    /// Starts `program` on a host.
+    pub fn command(&self, host: usize, program: impl AsRef<std::ffi::OsStr>) -> Command {
+        let mut command = Command::new("ip");
+        command
+            .args(["netns", "exec", &self.names[host]])
+            .arg(program);
+        command
+    }
+
+    /// Runs a command line on a host.
+    #[track_caller]
+    pub fn run(&self, host: usize, line: &str) {
+        let mut words = line.split_whitespace();
+        let mut command = self.command(host, words.next().unwrap());
+        succeed(command.args(words)).unwrap();
+    }
+
+    /// Takes a host's link down.
+    pub fn cut(&self, host: usize) {
+        ip(&format!("-n {} link set port{host} down", self.switch)).unwrap();
+    }
+
+    /// Drops this share (in hundredths) of the packets that a host receives. Needs nftables.
+    pub fn lose(&self, host: usize, hundredths: u32) {
+        self.run(host, "nft add table inet loss");
+        self.run(
+            host,
+            "nft add chain inet loss in { type filter hook input priority 0 ; }",
+        );
+        let random = match hundredths {
+            100.. => String::new(),
+            share => format!("numgen random mod 100 < {share}"),
+        };
+        self.run(
+            host,
+            &format!("nft add rule inet loss in iifname eth0 {random} drop"),
+        );
+    }
+
+    /// Limits what every host sends, in Mbit/s.
+    pub fn shape(&self, mbit: u32) {
+        for host in 0..self.names.len() {
+            self.run(
+                host,
+                &format!("tc qdisc add dev eth0 root tbf rate {mbit}mbit burst 256k latency 100ms"),
+            );
+        }
+    }
+}
+
+impl Drop for Hosts {
+    fn drop(&mut self) {
+        if super::in_rank() {
+            return;
+        }
+        for name in self.names.iter().chain([&self.switch]) {
+            let _ = ip(&format!("netns del {name}"));
+        }
+    }
+}
+
+fn ip(line: &str) -> Result<(), String> {
+    succeed(Command::new("ip").args(line.split_whitespace()))
+}
+
+fn succeed(command: &mut Command) -> Result<(), String> {
+    let Output { status, stderr, .. } = command
+        .output()
+        .map_err(|e| format!("{command:?}: {e} (is iproute2 or nftables not installed?)"))?;
+    match status.success() {
+        true => Ok(()),
+        false => Err(format!("{command:?}: {}", String::from_utf8_lossy(&stderr))),
+    }
+}

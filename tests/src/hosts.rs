@@ -1,8 +1,10 @@
 //! Several hosts on one machine: network namespaces, joined by a bridge.
 
+use crate::relay::{self, Relay};
 use std::{
     process::{Command, Output},
     sync::atomic::{AtomicU32, Ordering},
+    time::Duration,
 };
 
 /// Rank 0's port; every host has ports of its own.
@@ -15,36 +17,64 @@ pub struct Hosts {
     names: Vec<String>,
     /// The namespace of the bridge.
     switch: String,
+    relay: Option<Relay>,
 }
 
 static COUNT: AtomicU32 = AtomicU32::new(0);
 
 impl Hosts {
-    /// Makes `count` hosts, or prints why that is not possible here, which skips the test. In a rank, which is on one of the hosts
-    /// already, this makes nothing.
+    /// Makes `count` hosts, or prints why that is not possible here, which skips the test.
     pub fn new(count: usize) -> Option<Self> {
+        Self::named(count).made(|hosts| hosts.bridge())
+    }
+
+    fn named(count: usize) -> Self {
         let prefix = format!(
             "bd{}x{}",
             std::process::id(),
             COUNT.fetch_add(1, Ordering::Relaxed)
         );
-        let hosts = Self {
+        Self {
             names: (0..count).map(|k| format!("{prefix}h{k}")).collect(),
             switch: format!("{prefix}s"),
-        };
-        if super::in_rank() {
-            return Some(hosts);
+            relay: None,
         }
-        match hosts.build() {
-            Ok(()) => Some(hosts),
+    }
+
+    /// Two hosts at the ends of a link on which everything takes `delay`, and `loss` hundredths of the packets get lost.
+    pub fn far(delay: Duration, loss: u32) -> Option<Self> {
+        Self::named(2).made(|hosts| {
+            let mut ends = Vec::new();
+            for (k, name) in hosts.names.iter().enumerate() {
+                ip(&format!("netns add {name}"))?;
+                // Names of devices are short, and unique on the machine until the device has moved.
+                let device = format!("bt{}{k}", std::process::id());
+                ends.push(relay::tap(&device).map_err(|e| format!("making a TAP device: {e}"))?);
+                ip(&format!("link set {device} netns {name} name eth0"))?;
+                hosts.configure(k)?;
+            }
+            let ends = ends.try_into().map_err(|_| "two ends".to_owned())?;
+            let relay = Relay::start(ends, delay, loss).map_err(|e| e.to_string())?;
+            hosts.relay = Some(relay);
+            Ok(())
+        })
+    }
+
+    /// In a rank, which is on one of the hosts already, nothing is made.
+    fn made(mut self, make: impl FnOnce(&mut Self) -> Result<(), String>) -> Option<Self> {
+        if super::in_rank() {
+            return Some(self);
+        }
+        match make(&mut self) {
+            Ok(()) => Some(self),
             Err(why) => {
-                eprintln!("skipped, because no network namespaces can be made here: {why}");
+                eprintln!("skipped, because hosts cannot be made here: {why}");
                 None
             }
         }
     }
 
-    fn build(&self) -> Result<(), String> {
+    fn bridge(&self) -> Result<(), String> {
         let switch = &self.switch;
         ip(&format!("netns add {switch}"))?;
         ip(&format!("-n {switch} link add bridge type bridge"))?;
@@ -55,16 +85,20 @@ impl Hosts {
                 "link add eth0 netns {name} type veth peer name port{k} netns {switch}"
             ))?;
             ip(&format!("-n {switch} link set port{k} master bridge up"))?;
-            let address = self.address(k);
-            ip(&format!("-n {name} addr add {address}/24 dev eth0"))?;
-            ip(&format!(
-                "-n {name} addr add fd77::{}/64 dev eth0 nodad",
-                k + 1
-            ))?;
-            ip(&format!("-n {name} link set eth0 up"))?;
-            ip(&format!("-n {name} link set lo up"))?;
+            self.configure(k)?;
         }
         Ok(())
+    }
+
+    fn configure(&self, host: usize) -> Result<(), String> {
+        let (name, address) = (&self.names[host], self.address(host));
+        ip(&format!("-n {name} addr add {address}/24 dev eth0"))?;
+        let number = host + 1;
+        ip(&format!(
+            "-n {name} addr add fd77::{number}/64 dev eth0 nodad"
+        ))?;
+        ip(&format!("-n {name} link set eth0 up"))?;
+        ip(&format!("-n {name} link set lo up"))
     }
 
     /// IPv4 address of a host.
@@ -127,6 +161,8 @@ impl Drop for Hosts {
         if super::in_rank() {
             return;
         }
+        // The devices' other ends first.
+        self.relay = None;
         for name in self.names.iter().chain([&self.switch]) {
             let _ = ip(&format!("netns del {name}"));
         }

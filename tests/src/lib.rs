@@ -14,6 +14,7 @@ pub mod models;
 pub mod oracle;
 mod ports;
 mod ranks;
+mod relay;
 mod words;
 
 pub use hosts::{Hosts, PORT};

@@ -184,3 +184,26 @@ fn ddp_03_a_link_that_loses_everything() {
         hosts.lose(1, 100)
     });
 }
+
+/// 50 ms each way and one packet in a hundred lost: the same bits as on a good link, only later.
+#[test]
+fn a_far_and_lossy_link_trains_to_the_same_bits() {
+    let test = "a_far_and_lossy_link_trains_to_the_same_bits";
+    let (Some(near), Some(far)) = (Hosts::new(2), Hosts::far(Duration::from_millis(50), 1)) else {
+        return;
+    };
+    let body = |ddp: Ddp| {
+        device().seed(7 + ddp.rank() as u64);
+        let model = ddp.wrap(Mlp::new(&device())).unwrap();
+        let model = train(model, (5, 12, 0.05), (ddp.rank(), ddp.world_size()), &loss);
+        fingerprint(&model)
+    };
+    let of_rank = [0, 0, 1, 1];
+    let near = ranks(4).on(&near, &of_rank).named("near").run(test, body);
+    let far = ranks(4)
+        .on(&far, &of_rank)
+        .named("far")
+        .timeout(60)
+        .limit(Duration::from_secs(100));
+    assert_eq!(near, far.run(test, body));
+}

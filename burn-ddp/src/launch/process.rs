@@ -41,6 +41,17 @@ pub(super) fn reap(child: &mut Child) -> Option<Outcome> {
     child.try_wait().ok().flatten().map(outcome)
 }
 
+/// Whether a signal or a debugger has stopped the process, where that can be seen.
+pub(super) fn is_stopped(child: &Child) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{}/stat", child.id())).unwrap_or_default();
+    // The name before the state is in brackets and may hold anything.
+    let state = status
+        .rsplit(')')
+        .next()
+        .and_then(|rest| rest.trim_start().chars().next());
+    matches!(state, Some('T' | 't'))
+}
+
 #[cfg(unix)]
 fn pid(child: &Child) -> Option<rustix::process::Pid> {
     rustix::process::Pid::from_raw(i32::try_from(child.id()).ok()?)

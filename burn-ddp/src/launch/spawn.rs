@@ -53,8 +53,8 @@ impl Job {
             .port();
         let (cores, threads, unset) = env::threads(nproc);
         if !unset.is_empty() {
-            eprintln!(
-                "burn-ddp: {nproc} ranks on {cores} cores, {threads} thread(s) each ({})",
+            tracing::info!(
+                "{nproc} ranks on {cores} cores, {threads} thread(s) each ({})",
                 unset.join(", ")
             );
         }
@@ -137,15 +137,20 @@ impl Job {
                 forward(report, rank, events)
             })
             .and_then(|()| {
-                let prefix = format!("[rank {rank}] ");
+                // On a terminal, rank 0 may have left a progress bar on the line.
+                let prefix = |terminal| match terminal {
+                    true => format!("\r\x1b[2K[rank {rank}] "),
+                    false => format!("[rank {rank}] "),
+                };
                 if let Some(stdout) = child.stdout.take() {
-                    let prefix = prefix.clone();
+                    let prefix = prefix(io::stdout().is_terminal());
                     readers += 1;
                     self.reader(rank, "stdout", move |_, _| {
                         pump(stdout, io::stdout(), &prefix, None)
                     })?;
                 }
                 if let Some(stderr) = child.stderr.take() {
+                    let prefix = prefix(io::stderr().is_terminal());
                     let tail = tail.clone();
                     readers += 1;
                     self.reader(rank, "stderr", move |_, _| {

@@ -23,15 +23,25 @@ const FAMILIES: &[Family] = &[
     // torchrun, Kubeflow's operators and burn-ddp's own launcher.
     Family {
         name: "RANK/WORLD_SIZE",
-        rank: "RANK",
-        world_size: "WORLD_SIZE",
-        local_rank: "LOCAL_RANK",
-        local_world_size: "LOCAL_WORLD_SIZE",
+        rank: RANK,
+        world_size: WORLD_SIZE,
+        local_rank: LOCAL_RANK,
+        local_world_size: LOCAL_WORLD_SIZE,
     },
 ];
 
-const MASTER_ADDR: &str = "MASTER_ADDR";
-const MASTER_PORT: &str = "MASTER_PORT";
+/// Global rank of a process, `0..WORLD_SIZE`. The names without prefix are torchrun's and Kubeflow's.
+pub const RANK: &str = "RANK";
+/// Number of processes of the job.
+pub const WORLD_SIZE: &str = "WORLD_SIZE";
+/// Rank within the machine.
+pub const LOCAL_RANK: &str = "LOCAL_RANK";
+/// Number of the job's processes on the machine.
+pub const LOCAL_WORLD_SIZE: &str = "LOCAL_WORLD_SIZE";
+/// Where rank 0 can be reached: a name or an address.
+pub const MASTER_ADDR: &str = "MASTER_ADDR";
+/// The port of rank 0's rendezvous.
+pub const MASTER_PORT: &str = "MASTER_PORT";
 /// How often the launcher has restarted the job.
 pub const GENERATION: &str = "BURN_DDP_GENERATION";
 /// The job's secret, the same text in all processes: 16 random bytes or more, as from `openssl rand -hex 32`.
@@ -86,10 +96,7 @@ impl Rendezvous {
     ///
     /// See [`from_env`](Self::from_env).
     pub fn resolve(overrides: Overrides) -> Result<Option<Self>, SettingsError> {
-        // A value that is not Unicode is as malformed as any other; its lossy form is what the error shows.
-        Self::resolve_with(overrides, &|name| {
-            std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
-        })
+        Self::resolve_with(overrides, &system)
     }
 
     fn resolve_with(
@@ -105,21 +112,13 @@ impl Rendezvous {
             let Some(family) = FAMILIES.iter().find(present) else {
                 return match (overrides.rank, overrides.world_size) {
                     (None, None) => Ok(None),
-                    (Some(_), _) => Err(SettingsError::Missing {
-                        missing: "WORLD_SIZE",
-                        present: "the argument rank",
-                    }),
-                    _ => Err(SettingsError::Missing {
-                        missing: "RANK",
-                        present: "the argument world_size",
-                    }),
+                    (Some(_), _) => Err(missing(&[WORLD_SIZE], &["the argument rank"])),
+                    _ => Err(missing(&[RANK], &["the argument world_size"])),
                 };
             };
             let number = |name| optional(lookup, name, usize_of);
-            let missing = |missing, present| SettingsError::Missing { missing, present };
             if overrides.rank.is_none() {
-                let rank = number(family.rank)?.ok_or(missing(family.rank, family.world_size))?;
-                overrides.rank = Some(rank);
+                overrides.rank = number(family.rank)?;
                 // The machine's numbers belong to the process that the rank names.
                 overrides.local_rank = overrides.local_rank.or(number(family.local_rank)?);
                 overrides.local_world_size = overrides
@@ -127,16 +126,13 @@ impl Rendezvous {
                     .or(number(family.local_world_size)?);
             }
             if overrides.world_size.is_none() {
-                overrides.world_size = Some(
-                    number(family.world_size)?.ok_or(missing(family.world_size, family.rank))?,
-                );
+                overrides.world_size = number(family.world_size)?;
             }
             family.name
         };
-        let (rank, size) = (
-            overrides.rank.unwrap_or(0),
-            overrides.world_size.unwrap_or(0),
-        );
+        let (Some(rank), Some(size)) = (overrides.rank, overrides.world_size) else {
+            return Err(incomplete(&overrides, lookup));
+        };
         let world_size = NonZeroUsize::new(size).ok_or(too_large("RANK", rank, "WORLD_SIZE", 0))?;
         let settings = Self::read(overrides, rank, world_size, lookup)?;
         tracing::info!(
@@ -159,27 +155,18 @@ impl Rendezvous {
             within("LOCAL_RANK", local_rank, "LOCAL_WORLD_SIZE", size)?;
         }
         let listen_fd = optional(lookup, LISTEN_FD, fd_of)?.filter(|_| rank == 0);
-        let alone = world_size.get() == 1;
-        let required = |missing| SettingsError::Missing {
-            missing,
-            present: "WORLD_SIZE",
+        let addr = overrides.master_addr.clone();
+        let addr = addr.map_or_else(|| optional(lookup, MASTER_ADDR, text_of), |a| Ok(Some(a)))?;
+        let port = overrides.master_port;
+        let port = port.map_or_else(|| optional(lookup, MASTER_PORT, port_of), |p| Ok(Some(p)))?;
+        let (master_addr, master_port) = match (addr, port) {
+            (Some(addr), Some(port)) => (addr, port),
+            (addr, port) if world_size.get() == 1 => {
+                (addr.unwrap_or("127.0.0.1".to_owned()), port.unwrap_or(0))
+            }
+            _ => return Err(incomplete(&overrides, lookup)),
         };
-        let master_addr = match overrides
-            .master_addr
-            .map_or_else(|| optional(lookup, MASTER_ADDR, text_of), |a| Ok(Some(a)))?
-        {
-            Some(addr) => addr,
-            None if alone => "127.0.0.1".to_owned(),
-            None => return Err(required(MASTER_ADDR)),
-        };
-        let master_port = match overrides
-            .master_port
-            .map_or_else(|| optional(lookup, MASTER_PORT, port_of), |p| Ok(Some(p)))?
-        {
-            Some(port) => port,
-            None if alone => 0,
-            None => return Err(required(MASTER_PORT)),
-        };
+        let variables = Variables::read(lookup)?;
         Ok(Self {
             rank,
             world_size,
@@ -187,17 +174,73 @@ impl Rendezvous {
             local_world_size: overrides.local_world_size,
             master_addr,
             master_port,
-            generation: optional(lookup, GENERATION, generation_of)?.unwrap_or(0),
-            secret: secret(lookup)?,
+            generation: variables.generation.unwrap_or(0),
+            secret: variables.secret,
             listener: None,
             listen_fd,
-            rendezvous_timeout: optional(lookup, RENDEZVOUS_TIMEOUT, seconds_of)?
+            rendezvous_timeout: variables
+                .rendezvous_timeout
                 .unwrap_or(Self::DEFAULT_RENDEZVOUS_TIMEOUT),
-            operation_timeout: optional(lookup, TIMEOUT, seconds_of)?
-                .unwrap_or(Self::DEFAULT_OPERATION_TIMEOUT),
+            operation_timeout: variables.timeout.unwrap_or(Self::DEFAULT_OPERATION_TIMEOUT),
             heartbeat: Heartbeat::default(),
-            transport: optional(lookup, TRANSPORT, transport_of)?.unwrap_or_default(),
+            transport: variables.transport.unwrap_or_default(),
         })
+    }
+}
+
+/// What is the same in all processes of a job.
+struct Variables {
+    generation: Option<u32>,
+    secret: Option<Secret>,
+    rendezvous_timeout: Option<Duration>,
+    timeout: Option<Duration>,
+    transport: Option<Transport>,
+}
+
+impl Variables {
+    fn read(lookup: Lookup<'_>) -> Result<Self, SettingsError> {
+        Ok(Self {
+            generation: optional(lookup, GENERATION, generation_of)?,
+            secret: secret(lookup)?,
+            rendezvous_timeout: optional(lookup, RENDEZVOUS_TIMEOUT, seconds_of)?,
+            timeout: optional(lookup, TIMEOUT, seconds_of)?,
+            transport: optional(lookup, TRANSPORT, transport_of)?,
+        })
+    }
+}
+
+/// For a launcher: finds a mistake in the variables that all ranks will read before any of them starts.
+pub(crate) fn check_variables() -> Result<(), SettingsError> {
+    Variables::read(&system).map(|_| ())
+}
+
+/// A value that is not Unicode is as malformed as any other; its lossy form is what the error shows.
+fn system(name: &str) -> Option<String> {
+    std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
+}
+
+fn missing(missing: &[&'static str], present: &[&'static str]) -> SettingsError {
+    SettingsError::Missing {
+        missing: missing.to_vec(),
+        present: present.to_vec(),
+    }
+}
+
+/// Everything that is missing, at once.
+fn incomplete(overrides: &Overrides, lookup: Lookup<'_>) -> SettingsError {
+    let given = |name: &'static str, argument: bool| (name, argument || lookup(name).is_some());
+    let (present, missing): (Vec<_>, Vec<_>) = [
+        given(RANK, overrides.rank.is_some()),
+        given(WORLD_SIZE, overrides.world_size.is_some()),
+        given(MASTER_ADDR, overrides.master_addr.is_some()),
+        given(MASTER_PORT, overrides.master_port.is_some()),
+    ]
+    .into_iter()
+    .partition(|(_, given)| *given);
+    let names = |list: Vec<(&'static str, bool)>| list.into_iter().map(|(name, _)| name).collect();
+    SettingsError::Missing {
+        missing: names(missing),
+        present: names(present),
     }
 }
 

@@ -76,15 +76,25 @@ fn ddp_26_no_family_is_no_launcher() {
 #[test]
 fn ddp_26_wrong_environments_name_variable_and_value() {
     let cases = [
-        (without("RANK"), "RANK is not set, but WORLD_SIZE is."),
-        (without("WORLD_SIZE"), "WORLD_SIZE is not set, but RANK is."),
+        (
+            without("RANK"),
+            "RANK is not set, but WORLD_SIZE, MASTER_ADDR and MASTER_PORT are. Set all of them",
+        ),
+        (
+            without("WORLD_SIZE"),
+            "WORLD_SIZE is not set, but RANK, MASTER_ADDR and MASTER_PORT are.",
+        ),
+        (
+            vec![("RANK", "0"), ("WORLD_SIZE", "2")],
+            "MASTER_ADDR and MASTER_PORT are not set, but RANK and WORLD_SIZE are.",
+        ),
         (
             without("MASTER_ADDR"),
-            "MASTER_ADDR is not set, but WORLD_SIZE is.",
+            "MASTER_ADDR is not set, but RANK, WORLD_SIZE and MASTER_PORT are.",
         ),
         (
             without("MASTER_PORT"),
-            "MASTER_PORT is not set, but WORLD_SIZE is.",
+            "MASTER_PORT is not set, but RANK, WORLD_SIZE and MASTER_ADDR are.",
         ),
         (with("RANK", ""), "RANK is set but empty"),
         (with("RANK", "  "), "RANK is set but empty"),
@@ -229,8 +239,8 @@ fn ddp_26_arguments_beat_the_environment() {
     assert_eq!(
         parse(one, &[]).unwrap_err(),
         SettingsError::Missing {
-            missing: "WORLD_SIZE",
-            present: "the argument rank"
+            missing: vec!["WORLD_SIZE"],
+            present: vec!["the argument rank"]
         }
     );
     assert!(matches!(

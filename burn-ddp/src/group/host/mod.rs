@@ -54,7 +54,11 @@ mod strangers;
 mod tcp;
 mod wire;
 
-pub use env::{GENERATION, LISTEN_FD, RENDEZVOUS_TIMEOUT, SECRET, TIMEOUT, TRANSPORT};
+pub(crate) use env::check_variables;
+pub use env::{
+    GENERATION, LISTEN_FD, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, RANK,
+    RENDEZVOUS_TIMEOUT, SECRET, TIMEOUT, TRANSPORT, WORLD_SIZE,
+};
 pub use rendezvous_error::RendezvousError;
 pub use secret::{KeyFileError, Secret, ShortSecret};
 pub use settings::{Heartbeat, Overrides, Rendezvous, SettingsError, Transport};

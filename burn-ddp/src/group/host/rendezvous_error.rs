@@ -112,7 +112,10 @@ pub enum RendezvousError {
         reason: String,
     },
     /// Not all ranks came in time.
-    #[error("rank {rank}: rendezvous timed out after {elapsed:.1?}: {reason}")]
+    #[error(
+        "rank {rank}: rendezvous timed out after {elapsed:.1?}: {reason}. Check that every rank was started, that all have rank 0's \
+         MASTER_ADDR and MASTER_PORT, and that no firewall is in between; BURN_DDP_RENDEZVOUS_TIMEOUT (seconds) allows more time"
+    )]
     Timeout {
         /// The rank that reports.
         rank: usize,

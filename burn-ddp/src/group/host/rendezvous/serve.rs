@@ -11,9 +11,11 @@ use super::{
         strangers::Strangers,
         wire,
     },
-    Answer, HELLO_LIMIT, Hello, Joined, VERSION, answer_limit, listen, resolve,
+    Answer, HELLO_LIMIT, Hello, Joined, REPORT_EVERY, VERSION, answer_limit, first_report, listen,
+    resolve,
     verdict::{Verdict, duplicate},
 };
+use crate::notice;
 use rustix::event::{PollFd, PollFlags};
 use std::{
     collections::BTreeMap,
@@ -29,8 +31,6 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(2);
 const FAREWELL: Duration = Duration::from_secs(2);
 /// Longest sleep while waiting, so that nothing depends on a wake-up alone.
 const SLICE: Duration = Duration::from_millis(500);
-/// Between two lines of log while ranks are missing.
-const REPORT_EVERY: Duration = Duration::from_secs(10);
 
 /// A rank that has said hello and waits for its answer.
 #[derive(Debug)]
@@ -70,14 +70,15 @@ pub(in super::super) fn serve(
         listen::listeners(settings, &addresses)?
     };
     let secret = resolve::secret_for(settings, &addresses)?;
-    for listener in &listeners {
-        if let Ok(address) = listener.local_addr() {
-            tracing::debug!(
-                "rank 0 waits for {} ranks on {address}",
-                settings.world_size.get() - 1
-            );
-        }
-    }
+    let at: Vec<String> = listeners
+        .iter()
+        .filter_map(|listener| Some(listener.local_addr().ok()?.to_string()))
+        .collect();
+    let at = at.join(" and ");
+    tracing::debug!(
+        "rank 0 waits for {} ranks on {at}",
+        settings.world_size.get() - 1
+    );
     let late = clones(&listeners).map_err(|error| failed("keeping the listening socket", error))?;
     let server = Server {
         door: door(listeners, waker.clone(), secret.clone()),
@@ -85,6 +86,7 @@ pub(in super::super) fn serve(
         guests: BTreeMap::new(),
         turned_away: BTreeMap::new(),
         strangers: Strangers::default(),
+        at,
         secret: secret.clone(),
         start,
     };
@@ -155,20 +157,28 @@ struct Server {
     /// Why, and how many.
     turned_away: BTreeMap<String, usize>,
     strangers: Strangers,
+    /// Where rank 0 listens.
+    at: String,
     secret: Secret,
     start: Instant,
 }
 
 impl Server {
     fn run(mut self, waker: &Waker, deadline: Instant) -> Result<Joined, RendezvousError> {
-        let mut report = self.start + REPORT_EVERY;
+        let mut report = self.start + first_report(deadline - self.start);
         while self.guests.len() + 1 < self.us.world_size {
             if Instant::now() >= deadline {
                 return Err(self.time_out());
             }
             if Instant::now() >= report {
                 report += REPORT_EVERY;
-                tracing::warn!("rank 0 still waits for rank(s) {:?}", self.missing());
+                notice::warn(format_args!(
+                    "rank 0 listens on {} and still waits for rank(s) {:?} after {:.0?}; it gives up in {:.0?}",
+                    self.at,
+                    self.missing(),
+                    self.start.elapsed(),
+                    deadline.saturating_duration_since(Instant::now())
+                ));
             }
             self.wait(waker, deadline)?;
             // One by one: should this one end the rendezvous, the others are still there to be told.
@@ -300,7 +310,11 @@ impl Server {
     }
 
     fn time_out(self) -> RendezvousError {
-        let mut reason = format!("rank(s) {:?} did not come", self.missing());
+        let mut reason = format!(
+            "rank(s) {:?} did not come; rank 0 listened on {}",
+            self.missing(),
+            self.at
+        );
         if !self.turned_away.is_empty() {
             let each: Vec<_> = self
                 .turned_away

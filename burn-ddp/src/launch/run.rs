@@ -17,7 +17,7 @@ use std::{
 /// program with the same arguments. [`Launcher`] has options.
 ///
 /// Blocks until training has ended, in the launching process until all ranks have. When ranks have failed, the launching process
-/// prints the report and exits with the code of the [first failure](crate::launch#errors-and-exit-codes); this is for the end of
+/// prints the report and exits with the code of the [first failure](mod@crate::launch#errors-and-exit-codes); this is for the end of
 /// `main`. [`Launcher::try_run`] returns instead.
 ///
 /// # Errors

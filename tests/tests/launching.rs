@@ -246,7 +246,7 @@ fn a_rank_of_another_launcher_says_that_it_starts_none() {
     );
     assert_says(
         &ended[0].stderr,
-        &["rank 0 of 1", "no 2 ranks are started here; unset them"],
+        &["rank 0 of 1", "no 2 ranks are started here; unset"],
     );
     assert_eq!(ended[0].code, Some(0));
 }

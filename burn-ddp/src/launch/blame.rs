@@ -9,13 +9,15 @@ pub(super) struct Blame {
     pub(super) secondary: bool,
     /// Ranks that did not answer. If such a rank says nothing itself and its process is still there, it hangs, and that is the cause.
     pub(super) silent: Vec<usize>,
+    /// A later generation than its own, which the rank has met.
+    pub(super) generation: Option<u32>,
 }
 
 impl Blame {
     pub(super) fn secondary(secondary: bool) -> Self {
         Self {
             secondary,
-            silent: Vec::new(),
+            ..Self::default()
         }
     }
 
@@ -23,6 +25,10 @@ impl Blame {
     pub(super) fn of(error: &Error) -> Self {
         Self {
             secondary: error.is_secondary(),
+            generation: match error {
+                Error::Rendezvous(error) => error.later_generation(),
+                _ => None,
+            },
             ..error.group_error().map(Self::of_group).unwrap_or_default()
         }
     }
@@ -31,6 +37,7 @@ impl Blame {
         Self {
             secondary: error.is_secondary(),
             silent: error.silent().to_vec(),
+            generation: None,
         }
     }
 }

@@ -1,10 +1,14 @@
 //! The environment between launcher and ranks.
 
-use super::LaunchError;
+use super::{LaunchError, spawn::setup};
 pub use crate::group::host::{
-    LISTEN_FD, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, RANK, SECRET, WORLD_SIZE,
+    GENERATION, LISTEN_FD, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, RANK, SECRET,
+    WORLD_SIZE,
 };
-use crate::{group::host::SettingsError, notice};
+use crate::{
+    group::host::{SettingsError, started},
+    notice,
+};
 use std::{
     env,
     ffi::{OsStr, OsString},
@@ -12,6 +16,12 @@ use std::{
     num::NonZeroUsize,
 };
 
+/// Number of the machine in the job.
+#[cfg(feature = "cli")]
+pub(super) const GROUP_RANK: &str = "GROUP_RANK";
+/// Number of machines of the job.
+#[cfg(feature = "cli")]
+pub(super) const GROUP_WORLD_SIZE: &str = "GROUP_WORLD_SIZE";
 /// Process id of the launcher; its presence makes a process a rank.
 pub const LAUNCHER_PID: &str = "BURN_DDP_LAUNCHER_PID";
 /// Number of ranks, where the program does not say.
@@ -49,7 +59,7 @@ pub(super) enum Role {
 pub(super) fn role() -> Role {
     if env::var_os(LAUNCHER_PID).is_some() {
         Role::Rank
-    } else if env::var_os(RANK).is_some() || env::var_os(WORLD_SIZE).is_some() {
+    } else if started().is_some() {
         Role::Foreign
     } else {
         Role::Launcher
@@ -58,15 +68,12 @@ pub(super) fn role() -> Role {
 
 /// Says so where the program asks for ranks and another launcher has started others.
 pub(super) fn check_foreign(nproc: Option<usize>) {
-    let given = |name| env::var(name).unwrap_or_default();
-    let (rank, world_size) = (given(RANK), given(WORLD_SIZE));
-    if let Some(nproc) = nproc
-        && world_size.trim() != nproc.to_string()
-        && rank.trim() == "0"
+    if let (Some(nproc), Some((variables, Some(0), Some(world_size)))) = (nproc, started())
+        && nproc != world_size
     {
         notice::warn(format_args!(
-            "{RANK} and {WORLD_SIZE} are set, so another launcher has started this process as rank 0 of {world_size}, and no {nproc} ranks \
-             are started here; unset them to have that"
+            "by {variables}, another launcher has started this process as rank 0 of {world_size}, so no {nproc} ranks are started here; unset \
+             the variables to have that"
         ));
     }
 }
@@ -137,9 +144,12 @@ pub(super) fn number(name: &str) -> Option<u32> {
     env::var(name).ok()?.parse().ok()
 }
 
-pub(super) fn secret() -> io::Result<String> {
+/// A job's secret.
+pub(super) fn secret() -> Result<String, LaunchError> {
     let mut secret = [0u8; 32];
-    getrandom::fill(&mut secret).map_err(io::Error::other)?;
+    getrandom::fill(&mut secret)
+        .map_err(io::Error::other)
+        .map_err(setup("random bytes for the job's secret"))?;
     Ok(secret.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 

@@ -53,6 +53,14 @@ pub enum LaunchError {
         /// The system's words.
         cause: String,
     },
+    /// The file for a rank's output cannot be made.
+    #[error("cannot write the log {path}: {cause}. Choose another --log-dir")]
+    Log {
+        /// The file or its folder.
+        path: String,
+        /// The system's words.
+        cause: String,
+    },
     /// A rank failed; all others have ended.
     #[error("{0}")]
     Failed(Box<FailureReport>),
@@ -108,6 +116,8 @@ pub struct FailureReport {
     pub first: RankFailure,
     /// The other ranks that failed, in order of time.
     pub others: Vec<RankFailure>,
+    /// The latest generation of the job that these ranks have met, if it was not their own.
+    pub(super) generation: Option<u32>,
 }
 
 /// How one rank failed.
@@ -168,13 +178,19 @@ impl fmt::Display for FailureReport {
             world_size,
             first,
             others,
+            ..
         } = self;
         let RankFailure {
             rank, pid, outcome, ..
         } = first;
+        let what = if first.secondary {
+            "ended after the failure of another rank"
+        } else {
+            "failed first"
+        };
         write!(
             f,
-            "rank {rank} of {world_size} failed first (host {host}, pid {pid}, {outcome})"
+            "rank {rank} of {world_size} {what} (host {host}, pid {pid}, {outcome})"
         )?;
         match &first.cause {
             Some(cause) => write!(f, ": {cause}")?,

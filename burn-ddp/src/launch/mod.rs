@@ -35,9 +35,19 @@
 
 mod blame;
 mod child;
+#[cfg(all(unix, feature = "cli"))]
+#[doc(hidden)]
+pub mod cli;
 mod env;
 mod error;
+#[cfg(unix)]
+#[cfg_attr(
+    not(feature = "cli"),
+    allow(dead_code, reason = "only the command starts one")
+)]
+mod guard;
 mod output;
+mod plan;
 mod process;
 mod report;
 mod run;
@@ -47,8 +57,8 @@ mod spawn;
 mod supervise;
 
 pub use env::{
-    LAUNCHER_PID, LISTEN_FD, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, MAX_RANKS,
-    NPROC, RANK, SECRET, THREAD_VARIABLES, WORLD_SIZE,
+    GENERATION, LAUNCHER_PID, LISTEN_FD, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT,
+    MAX_RANKS, NPROC, RANK, SECRET, THREAD_VARIABLES, WORLD_SIZE,
 };
 pub use error::{FailureReport, LaunchError, Outcome, RankFailure};
 pub use run::launch;
@@ -57,6 +67,7 @@ use crate::group::host::check_variables;
 use blame::Blame;
 use child::{Classify, Ended};
 use env::Role;
+use plan::Plan;
 use std::{
     any::Any,
     fmt::Display,
@@ -170,7 +181,7 @@ fn start(nproc: usize, grace: Duration) -> Result<(), LaunchError> {
     #[cfg(unix)]
     let _signals = signals::Watch::new(sender.clone()).map_err(spawn::setup("signal handlers"))?;
     // Holds the write end of the ranks' lifeline until all have ended.
-    let job = spawn::Job::new(nproc, sender)?;
+    let job = spawn::Job::new(Plan::of_this_program(nproc)?, sender)?;
     let ranks = job.start()?;
-    supervise::Supervisor::new(ranks, grace).run(&events)
+    supervise::Supervisor::new(ranks, nproc, grace).run(&events)
 }

@@ -19,9 +19,9 @@ fn outcome(status: ExitStatus) -> Outcome {
 }
 
 /// The child's outcome if it has ended, after killing what is left of its process group. That comes first:
-/// until a child is reaped, its process id, which names the group, cannot be given to anybody else.
+/// until a child is reaped, its process id, which names the group, cannot be given to anybody else. So does what the caller has to do `before`.
 #[cfg(unix)]
-pub(super) fn reap(child: &mut Child) -> Option<Outcome> {
+pub(super) fn reap(child: &mut Child, before: impl FnOnce()) -> Option<Outcome> {
     use rustix::{
         io::Errno,
         process::{WaitId, WaitIdOptions, waitid},
@@ -33,11 +33,12 @@ pub(super) fn reap(child: &mut Child) -> Option<Outcome> {
         Err(Errno::CHILD) => return Some(Outcome::Unknown),
         Ok(None) | Err(_) => return None,
     }
+    before();
     Some(child.wait().map_or(Outcome::Unknown, outcome))
 }
 
 #[cfg(not(unix))]
-pub(super) fn reap(child: &mut Child) -> Option<Outcome> {
+pub(super) fn reap(child: &mut Child, _before: impl FnOnce()) -> Option<Outcome> {
     child.try_wait().ok().flatten().map(outcome)
 }
 

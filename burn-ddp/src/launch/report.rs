@@ -25,6 +25,8 @@ pub(super) struct Record {
     pub(super) secondary: bool,
     /// Ranks that did not answer, the first few.
     pub(super) silent: Vec<usize>,
+    /// See [`Blame::generation`].
+    pub(super) generation: Option<u32>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -48,6 +50,7 @@ impl Record {
             text,
             secondary: blame.secondary,
             silent: blame.silent,
+            generation: blame.generation,
         }
     }
 
@@ -119,6 +122,7 @@ mod tests {
         let blame = Blame {
             secondary: true,
             silent: vec![usize::MAX; 1000],
+            generation: Some(u32::MAX),
         };
         let long = Record::new(Kind::Panic, &"é".repeat(5000), blame);
         let mut bytes = Vec::new();

@@ -3,7 +3,7 @@
 use super::{
     LaunchError,
     error::{FailureReport, Outcome, RankFailure},
-    process::{is_stopped, kill, reap, terminate},
+    process::{is_stopped, kill, terminate},
     report::{self, Kind, Record},
     spawn::Rank,
 };
@@ -68,6 +68,8 @@ struct End {
 /// Supervises the ranks of a launch. Ranks that are left when it is dropped are killed.
 pub(super) struct Supervisor {
     members: Vec<Member>,
+    /// Of the whole job.
+    world_size: usize,
     phase: Phase,
     grace: Duration,
     /// The signal that told the launcher to stop.
@@ -76,7 +78,7 @@ pub(super) struct Supervisor {
 }
 
 impl Supervisor {
-    pub(super) fn new(ranks: Vec<Rank>, grace: Duration) -> Self {
+    pub(super) fn new(ranks: Vec<Rank>, world_size: usize, grace: Duration) -> Self {
         let readers = ranks.iter().map(|rank| rank.readers).sum();
         let member = |rank: Rank| Member {
             pid: rank.child.id(),
@@ -89,6 +91,7 @@ impl Supervisor {
         let members = ranks.into_iter().map(member).collect();
         Self {
             members,
+            world_size,
             phase: Phase::Running,
             grace,
             signal: None,
@@ -131,7 +134,7 @@ impl Supervisor {
             .iter_mut()
             .filter(|member| member.end.is_none())
         {
-            if let Some(outcome) = reap(&mut member.rank.child) {
+            if let Some(outcome) = member.rank.reap() {
                 // An end of its own choice keeps its code also while the launcher is ending things.
                 let outcome = match outcome {
                     Outcome::Signal(_) if stopping && member.failure.is_none() => Outcome::Stopped,
@@ -238,7 +241,7 @@ impl Supervisor {
         // Consequences come after causes, whatever the clock says: a rank can notice a peer's death before
         // the launcher does.
         failures.sort_by_key(|(nanos, failure)| (failure.rank_in_blame(), *nanos));
-        let world_size = self.members.len();
+        let world_size = self.world_size;
         let mut failures = failures.into_iter().map(|(_, failure)| failure);
         match (self.signal, failures.next()) {
             (Some(signal), _) => Err(LaunchError::Signalled { signal }),
@@ -247,6 +250,11 @@ impl Supervisor {
                 world_size,
                 first,
                 others: failures.collect(),
+                generation: self
+                    .members
+                    .iter()
+                    .filter_map(|member| member.last_word()?.generation)
+                    .max(),
             }))),
             (None, None) => Ok(()),
         }
@@ -274,8 +282,7 @@ impl Drop for Supervisor {
             .iter_mut()
             .filter(|member| member.end.is_none())
         {
-            kill(&mut member.rank.child);
-            let _ = member.rank.child.wait();
+            member.rank.end();
         }
     }
 }

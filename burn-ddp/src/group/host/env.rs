@@ -1,34 +1,14 @@
 //! Who this process is in its job, from arguments and from the environment.
 //!
 //! Explicit arguments beat the environment. The environment is read by families of variables
-//! ([`FAMILIES`]), the first that is present as a whole; half a family is an error.
+//! ([`Family`]), the first that is present; half a family is an error.
 
 use super::{
+    family::Family,
     secret::Secret,
     settings::{Endpoint, Heartbeat, Overrides, Rendezvous, SettingsError, Transport},
 };
 use std::{num::NonZeroUsize, os::fd::RawFd, time::Duration};
-
-/// Names under which a launcher says who a process is.
-struct Family {
-    name: &'static str,
-    rank: &'static str,
-    world_size: &'static str,
-    local_rank: &'static str,
-    local_world_size: &'static str,
-}
-
-/// In order of precedence.
-const FAMILIES: &[Family] = &[
-    // torchrun, Kubeflow's operators and burn-ddp's own launcher.
-    Family {
-        name: "RANK/WORLD_SIZE",
-        rank: RANK,
-        world_size: WORLD_SIZE,
-        local_rank: LOCAL_RANK,
-        local_world_size: LOCAL_WORLD_SIZE,
-    },
-];
 
 /// Global rank of a process, `0..WORLD_SIZE`. The names without prefix are torchrun's and Kubeflow's.
 pub const RANK: &str = "RANK";
@@ -77,7 +57,7 @@ impl Rendezvous {
         };
         let size =
             NonZeroUsize::new(world_size).ok_or(too_large("rank", rank, "the world size", 0))?;
-        Self::read(overrides, rank, size, &|_| None)
+        Self::read(None, overrides, rank, size, &|_| None)
     }
 
     /// From the environment alone. `None` if no launcher has said who this process is.
@@ -103,38 +83,41 @@ impl Rendezvous {
         mut overrides: Overrides,
         lookup: Lookup<'_>,
     ) -> Result<Option<Self>, SettingsError> {
-        let source = if overrides.rank.is_some() && overrides.world_size.is_some() {
-            "arguments"
+        let (family, source) = if overrides.rank.is_some() && overrides.world_size.is_some() {
+            (None, "arguments")
         } else {
-            let present = |family: &&Family| {
-                lookup(family.rank).is_some() || lookup(family.world_size).is_some()
-            };
-            let Some(family) = FAMILIES.iter().find(present) else {
+            let Some(family) = Family::find(lookup) else {
                 return match (overrides.rank, overrides.world_size) {
                     (None, None) => Ok(None),
                     (Some(_), _) => Err(missing(&[WORLD_SIZE], &["the argument rank"])),
                     _ => Err(missing(&[RANK], &["the argument world_size"])),
                 };
             };
-            let number = |name| optional(lookup, name, usize_of);
             if overrides.rank.is_none() {
-                overrides.rank = number(family.rank)?;
+                overrides.rank = family.rank(lookup)?;
                 // The machine's numbers belong to the process that the rank names.
-                overrides.local_rank = overrides.local_rank.or(number(family.local_rank)?);
+                overrides.local_rank = overrides.local_rank.or(family.local_rank(lookup)?);
                 overrides.local_world_size = overrides
                     .local_world_size
-                    .or(number(family.local_world_size)?);
+                    .or(family.local_world_size(lookup)?);
             }
             if overrides.world_size.is_none() {
-                overrides.world_size = number(family.world_size)?;
+                overrides.world_size = family.world_size(lookup)?;
             }
-            family.name
+            if overrides.master_addr.is_none() {
+                overrides.master_addr = family.master_addr(lookup)?;
+            }
+            if overrides.master_port.is_none() {
+                overrides.master_port = family.master_port(lookup)?;
+            }
+            (Some(family), family.name)
         };
         let (Some(rank), Some(size)) = (overrides.rank, overrides.world_size) else {
-            return Err(incomplete(&overrides, lookup));
+            return Err(incomplete(family, &overrides, lookup));
         };
-        let world_size = NonZeroUsize::new(size).ok_or(too_large("RANK", rank, "WORLD_SIZE", 0))?;
-        let settings = Self::read(overrides, rank, world_size, lookup)?;
+        let names = names(family);
+        let world_size = NonZeroUsize::new(size).ok_or(too_large(names.0, rank, names.1, 0))?;
+        let settings = Self::read(family, overrides, rank, world_size, lookup)?;
         tracing::info!(
             "rank {rank} of {world_size}, generation {}, from {source}; rank 0 at {}",
             settings.generation,
@@ -144,12 +127,14 @@ impl Rendezvous {
     }
 
     fn read(
+        family: Option<&Family>,
         overrides: Overrides,
         rank: usize,
         world_size: NonZeroUsize,
         lookup: Lookup<'_>,
     ) -> Result<Self, SettingsError> {
-        within("RANK", rank, "WORLD_SIZE", world_size.get())?;
+        let (rank_name, size_name) = names(family);
+        within(rank_name, rank, size_name, world_size.get())?;
         if let Some(local_rank) = overrides.local_rank {
             let size = overrides.local_world_size.unwrap_or(world_size.get());
             within("LOCAL_RANK", local_rank, "LOCAL_WORLD_SIZE", size)?;
@@ -164,7 +149,7 @@ impl Rendezvous {
             (addr, port) if world_size.get() == 1 => {
                 (addr.unwrap_or("127.0.0.1".to_owned()), port.unwrap_or(0))
             }
-            _ => return Err(incomplete(&overrides, lookup)),
+            _ => return Err(incomplete(family, &overrides, lookup)),
         };
         let variables = Variables::read(lookup)?;
         Ok(Self {
@@ -226,12 +211,18 @@ fn missing(missing: &[&'static str], present: &[&'static str]) -> SettingsError 
     }
 }
 
+/// Of rank and world size.
+fn names(family: Option<&Family>) -> (&'static str, &'static str) {
+    family.map_or((RANK, WORLD_SIZE), |f| (f.rank, f.world_size))
+}
+
 /// Everything that is missing, at once.
-fn incomplete(overrides: &Overrides, lookup: Lookup<'_>) -> SettingsError {
+fn incomplete(family: Option<&Family>, overrides: &Overrides, lookup: Lookup<'_>) -> SettingsError {
+    let (rank, world_size) = names(family);
     let given = |name: &'static str, argument: bool| (name, argument || lookup(name).is_some());
     let (present, missing): (Vec<_>, Vec<_>) = [
-        given(RANK, overrides.rank.is_some()),
-        given(WORLD_SIZE, overrides.world_size.is_some()),
+        given(rank, overrides.rank.is_some()),
+        given(world_size, overrides.world_size.is_some()),
         given(MASTER_ADDR, overrides.master_addr.is_some()),
         given(MASTER_PORT, overrides.master_port.is_some()),
     ]
@@ -244,12 +235,20 @@ fn incomplete(overrides: &Overrides, lookup: Lookup<'_>) -> SettingsError {
     }
 }
 
-type Lookup<'a> = &'a dyn Fn(&str) -> Option<String>;
+/// Who a launcher has started this process as, if one has: its variables, the rank and the number of ranks. `None` for a
+/// number that is missing or wrong.
+pub(crate) fn started() -> Option<(&'static str, Option<usize>, Option<usize>)> {
+    let family = Family::find(&system)?;
+    let (rank, world_size) = (family.rank(&system), family.world_size(&system));
+    Some((family.name, rank.ok().flatten(), world_size.ok().flatten()))
+}
+
+pub(super) type Lookup<'a> = &'a dyn Fn(&str) -> Option<String>;
 
 /// What a variable should hold, and its value if it does.
-type Parse<T> = fn(&str) -> Result<T, &'static str>;
+pub(super) type Parse<T> = fn(&str) -> Result<T, &'static str>;
 
-fn optional<T>(
+pub(super) fn optional<T>(
     lookup: Lookup<'_>,
     variable: &'static str,
     parse: Parse<T>,
@@ -281,7 +280,7 @@ fn secret(lookup: Lookup<'_>) -> Result<Option<Secret>, SettingsError> {
         })
 }
 
-fn usize_of(text: &str) -> Result<usize, &'static str> {
+pub(super) fn usize_of(text: &str) -> Result<usize, &'static str> {
     text.parse().map_err(|_| "a whole number from 0")
 }
 
@@ -289,11 +288,11 @@ fn generation_of(text: &str) -> Result<u32, &'static str> {
     text.parse().map_err(|_| "a whole number from 0")
 }
 
-fn text_of(text: &str) -> Result<String, &'static str> {
+pub(super) fn text_of(text: &str) -> Result<String, &'static str> {
     Ok(text.to_owned())
 }
 
-fn port_of(text: &str) -> Result<u16, &'static str> {
+pub(super) fn port_of(text: &str) -> Result<u16, &'static str> {
     text.parse()
         .ok()
         .filter(|port| *port != 0)

@@ -167,6 +167,12 @@ fn attempt(
             address,
             reason,
         })),
+        Answer::Stale { generation } => Err(Attempt::Final(RendezvousError::Stale {
+            rank,
+            address,
+            stale: settings.generation,
+            generation,
+        })),
         Answer::Inconsistent { reason } => Err(Attempt::Final(RendezvousError::Inconsistent {
             rank,
             reason,

@@ -83,6 +83,10 @@ enum Answer {
     TimedOut {
         reason: String,
     },
+    /// The job is in a later generation than this caller's.
+    Stale {
+        generation: u32,
+    },
 }
 
 /// A job that has found together.

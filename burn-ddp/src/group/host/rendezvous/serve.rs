@@ -134,6 +134,7 @@ fn late_door(
         let hello = hear(&stream, &secret, deadline)?;
         let answer = match us.verdict(&hello) {
             Verdict::Turn(answer) => answer,
+            Verdict::Ahead => us.still_here(&hello),
             Verdict::Fits | Verdict::Contradicts(_) => Answer::Refused {
                 reason: format!(
                     "the job already runs with all its {} ranks; this one says it is rank {} of {}",
@@ -142,7 +143,7 @@ fn late_door(
             },
         };
         let sent = wire::send(&stream, &answer, answer_limit(us.world_size), deadline);
-        let (Answer::Refused { reason } | Answer::Busy { reason }) = answer else {
+        let Some(reason) = answer.turns_away() else {
             return Ok(());
         };
         sent.map_err(|error| error.to_string())?;
@@ -237,11 +238,12 @@ impl Server {
             Verdict::Fits => {}
             Verdict::Turn(answer) => {
                 self.answer(&guest, &answer);
-                if let Answer::Refused { reason } | Answer::Busy { reason } = answer {
+                if let Some(reason) = answer.turns_away() {
                     self.turn_away(guest.from, reason);
                 }
                 return Ok(());
             }
+            Verdict::Ahead => return Err(self.superseded(&guest)),
             Verdict::Contradicts(reason) => return Err(self.contradiction(reason, guest, waker)),
         }
         let rank = guest.hello.peer.rank;
@@ -301,6 +303,20 @@ impl Server {
             }
         }
         RendezvousError::Inconsistent { rank: 0, reason }
+    }
+
+    /// The generation that forms here is over before it has begun.
+    fn superseded(&self, ahead: &Guest) -> RendezvousError {
+        let generation = ahead.hello.generation;
+        self.answer(ahead, &self.us.still_here(&ahead.hello));
+        for guest in self.guests.values() {
+            self.answer(guest, &Answer::Stale { generation });
+        }
+        RendezvousError::Superseded {
+            stale: self.us.generation,
+            generation,
+            by: format!("rank {} ({})", ahead.hello.peer.rank, ahead.hello.peer),
+        }
     }
 
     fn missing(&self) -> Vec<usize> {

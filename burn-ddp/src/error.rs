@@ -190,6 +190,17 @@ impl Error {
             _ => false,
         }
     }
+
+    /// What the process group said, if it was that.
+    pub(crate) fn group_error(&self) -> Option<&GroupError> {
+        match self {
+            Error::Group(error)
+            | Error::Reducer(ReducerError::Group(error))
+            | Error::Data(DataError::Group(error))
+            | Error::Rendezvous(RendezvousError::Group(error)) => Some(error),
+            _ => None,
+        }
+    }
 }
 
 /// The panic payload of a backward pass that could not average its gradients.

@@ -49,6 +49,7 @@ mod dtype;
 mod error;
 pub mod group;
 pub mod launch;
+mod notice;
 mod reducer;
 mod replica;
 

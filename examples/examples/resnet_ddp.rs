@@ -28,7 +28,8 @@ use burn_ddp_examples::progress::{Epoch, Progress};
 use burn_ddp_examples::{Error, schedule};
 use clap::Parser;
 use serde::Serialize;
-use std::path::PathBuf;
+use std::io;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Instant;
@@ -286,7 +287,7 @@ impl Args {
         if let Some(dir) = &self.data {
             data::cifar10::check(dir)?;
         }
-        std::fs::create_dir_all(&self.out).map_err(|source| Error::Output {
+        check_writable(&self.out).map_err(|source| Error::Output {
             path: self.out.clone(),
             source,
         })
@@ -301,6 +302,14 @@ impl Args {
             ..measured
         }
     }
+}
+
+/// Makes the folder if need be, and a file in it that is removed again.
+fn check_writable(folder: &Path) -> io::Result<()> {
+    std::fs::create_dir_all(folder)?;
+    let probe = folder.join(format!(".resnet_ddp-{}", std::process::id()));
+    std::fs::File::create(&probe)?;
+    std::fs::remove_file(probe)
 }
 
 /// What the run came to.

@@ -23,8 +23,8 @@ pub enum Error {
     #[error("{0}")]
     Usage(String),
 
-    /// The folder for the model cannot be made.
-    #[error("cannot create the output folder {}: {source}", path.display())]
+    /// The folder for the model cannot be made or written to.
+    #[error("cannot write to the output folder {}: {source}", path.display())]
     Output {
         /// The folder.
         path: PathBuf,

@@ -1,7 +1,7 @@
 //! What a training run shows while it works.
 
 use burn::tensor::Tensor;
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{HumanDuration, ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressStyle};
 use std::fmt;
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
@@ -17,6 +17,7 @@ pub struct Progress {
     images: usize,
     speaks: bool,
     bar: ProgressBar,
+    epoch: usize,
     loss: Option<Tensor<1>>,
     done: usize,
     drawn: Instant,
@@ -44,13 +45,13 @@ impl Progress {
                 Some((epochs * steps) as u64),
                 ProgressDrawTarget::stderr(),
             )
+            .with_finish(ProgressFinish::AndClear)
         } else {
             ProgressBar::hidden()
         };
+        // All text is in the message, which is cut to the terminal: a line that wraps would leave its first part behind.
         // The template is a constant; were it wrong, the default bar is good enough.
-        if let Ok(style) = ProgressStyle::with_template(
-            "{prefix} {wide_bar:.cyan/blue} {pos}/{len} steps  {msg}  {eta} left",
-        ) {
+        if let Ok(style) = ProgressStyle::with_template("{bar:16.cyan/blue} {wide_msg}") {
             bar.set_style(style);
         }
         let now = Instant::now();
@@ -60,6 +61,7 @@ impl Progress {
             images,
             speaks,
             bar,
+            epoch: 0,
             loss: None,
             done: 0,
             drawn: now,
@@ -70,8 +72,8 @@ impl Progress {
 
     /// Begins an epoch, counted from one.
     pub fn begin_epoch(&mut self, number: usize) {
-        self.bar
-            .set_prefix(format!("epoch {number}/{}", self.epochs));
+        self.epoch = number;
+        self.say("");
         self.loss = None;
         self.done = 0;
         self.started = Instant::now();
@@ -90,10 +92,11 @@ impl Progress {
         if !self.bar.is_hidden() && self.drawn.elapsed() >= DRAW_EVERY {
             self.drawn = Instant::now();
             let images = self.images as f64 * self.done as f64 / self.steps as f64;
-            self.bar.set_message(format!(
-                "loss {:.4}  {:.0} images/s",
+            self.say(&format!(
+                "loss {:.4}  {:.0} images/s  {:#} left",
                 self.mean_loss(),
-                images / self.started.elapsed().as_secs_f64()
+                images / self.started.elapsed().as_secs_f64(),
+                HumanDuration(self.bar.eta())
             ));
         }
     }
@@ -102,6 +105,7 @@ impl Progress {
     pub fn end_epoch(&mut self) -> f64 {
         let loss = self.mean_loss();
         self.training += self.started.elapsed();
+        self.say("evaluating");
         loss
     }
 
@@ -128,6 +132,14 @@ impl Progress {
     /// Takes the bar off the screen.
     pub fn finish(&self) {
         self.bar.finish_and_clear();
+    }
+
+    fn say(&self, what: &str) {
+        let Self { epoch, epochs, .. } = self;
+        let (step, steps) = (self.bar.position(), self.epochs * self.steps);
+        self.bar.set_message(format!(
+            "epoch {epoch}/{epochs}  step {step}/{steps}  {what}"
+        ));
     }
 
     fn mean_loss(&self) -> f64 {

@@ -81,6 +81,16 @@ fn two_ranks_train_one_model() {
 }
 
 #[test]
+fn an_output_folder_that_cannot_be_written_to_is_noticed_at_the_start() {
+    // Nobody can, not even root.
+    let run = resnet_ddp(&["--out", "/proc"]);
+    assert_eq!(run.status.code(), Some(1));
+    let stderr = String::from_utf8(run.stderr).unwrap();
+    assert_eq!(stderr.lines().count(), 1, "{stderr}");
+    assert!(stderr.contains("cannot write to the output folder /proc"));
+}
+
+#[test]
 fn a_mistake_is_reported_once() {
     let run = resnet_ddp(&["--data", "/no/such/folder"]);
     assert_eq!(run.status.code(), Some(1));

@@ -70,10 +70,10 @@ fn ddp_13_one_parameter_in_two_fields() {
             );
         }
         assert_same_bits(&ddp, &model);
-        // Matrix 12 x 8 once, mix 8 x 8 and 8; one flag each and the window length.
+        // Matrix 12 x 8 once, mix 8 x 8 and 8; one flag each and two window lengths.
         assert_eq!(
             ddp.stats().gradient_bytes_per_step,
-            4 * (96 + 64 + 8) + 4 * (3 + 1)
+            4 * (96 + 64 + 8) + 4 * (3 + 2)
         );
         let mut sent = ddp.traces()[0].buckets[0].parameters.clone();
         sent.sort();

@@ -110,10 +110,10 @@ fn another_secret() {
 }
 
 #[test]
-fn no_peer_within_the_time_out() {
+fn ddp_27_no_peer_within_the_time_out() {
     for (name, there) in [("rank 0 alone", 0), ("rank 1 alone", 1)] {
         let ranks = ranks(2).named(name).env(RENDEZVOUS_TIMEOUT, "1");
-        let runs = ranks.watch("no_peer_within_the_time_out", || {
+        let runs = ranks.watch("ddp_27_no_peer_within_the_time_out", || {
             let rank: usize = std::env::var("RANK").unwrap().parse().unwrap();
             (rank == there).then(|| Ddp::from_env().unwrap_err().to_string())
         });
@@ -121,14 +121,37 @@ fn no_peer_within_the_time_out() {
             let error = traces[there].finished().as_ref().unwrap();
             assert_says(
                 error,
-                &[&format!("rank {there}: rendezvous timed out after ")],
+                &[
+                    &format!("rank {there}: rendezvous timed out after "),
+                    "no firewall is in between; BURN_DDP_RENDEZVOUS_TIMEOUT",
+                ],
             );
+            // At half of the limit, without any log.
+            let stderr = &traces[there].stderr;
             match there {
-                0 => assert_says(error, &["rank(s) [1] did not come"]),
-                _ => assert_says(
-                    error,
-                    &["cannot join rank 0 at 127.0.0.1:", "Tried 127.0.0.1:"],
-                ),
+                0 => {
+                    assert_says(
+                        error,
+                        &["rank(s) [1] did not come; rank 0 listened on 127.0.0.1:"],
+                    );
+                    assert_says(
+                        stderr,
+                        &[
+                            "burn-ddp: rank 0 listens on 127.0.0.1:",
+                            "still waits for rank(s) [1]",
+                        ],
+                    );
+                }
+                _ => {
+                    assert_says(
+                        error,
+                        &["cannot join rank 0 at 127.0.0.1:", "Tried 127.0.0.1:"],
+                    );
+                    assert_says(
+                        stderr,
+                        &["burn-ddp: rank 1 still looks for rank 0 at 127.0.0.1:"],
+                    );
+                }
             }
         }
     }

@@ -4,18 +4,23 @@
 
 use burn_ddp::{Ddp, Error, Launcher};
 use burn_ddp_tests::{
-    Launched,
+    Launched, assert_says,
     dying::{self, Moment},
     launched,
 };
 use rustix::process::{Signal, getpid, kill_process};
+use std::time::Duration;
 
 /// `main` of a program that launches `nproc` ranks.
-fn launch(nproc: usize, train: impl FnOnce(Ddp) -> Result<(), Error>) {
-    match Launcher::new().nproc(nproc).run(train) {
+fn launch(nproc: usize, train: impl FnOnce(Ddp) -> Result<(), Error>) -> ! {
+    let launcher = Launcher::new().nproc(nproc).grace(Duration::from_secs(1));
+    match launcher.run(train) {
         Ok(()) => std::process::exit(0),
-        Err(Error::Launch(error)) => error.exit(),
-        Err(_) => std::process::exit(1),
+        // As Rust does for a `main` that returns it.
+        Err(error) => {
+            eprintln!("Error: {error:?}");
+            std::process::exit(1)
+        }
     }
 }
 
@@ -104,4 +109,144 @@ fn ddp_20_the_first_cause_is_reported() {
         report.starts_with("rank 2 of 3 failed first") && report.contains("signal 9 (SIGKILL)"),
         "{report}"
     );
+}
+
+/// Reduces until something happens to rank 1.
+fn until(ddp: &Ddp, fate: impl FnOnce() -> Result<(), Error>) -> Result<(), Error> {
+    for _ in 0..3 {
+        ddp.sum(1.0)?;
+    }
+    if ddp.rank() == 1 {
+        fate()?;
+    }
+    loop {
+        ddp.sum(1.0)?;
+    }
+}
+
+fn send(signal: Signal) -> Result<(), Error> {
+    kill_process(getpid(), signal).unwrap();
+    Ok(())
+}
+
+fn own(ddp: &Ddp, text: &str) -> Error {
+    Error::Device {
+        rank: ddp.rank(),
+        local_rank: ddp.local_rank(),
+        cause: text.to_owned(),
+    }
+}
+
+#[test]
+fn ddp_20_a_hung_rank_is_the_cause_and_not_the_rank_that_misses_it() {
+    let ended = launched(
+        "ddp_20_a_hung_rank_is_the_cause_and_not_the_rank_that_misses_it",
+        &["stopped", "stuck"],
+        |variant| {
+            launch(3, |ddp| {
+                until(&ddp, || match variant {
+                    "stopped" => send(Signal::STOP),
+                    _ => loop {
+                        std::thread::sleep(Duration::from_secs(1));
+                    },
+                })
+            })
+        },
+    );
+    let words = [
+        "it stopped answering: a signal (SIGSTOP, SIGTSTP) or a debugger had stopped it",
+        "it stopped answering: it may be stuck",
+    ];
+    for (ended, words) in ended.iter().zip(words) {
+        let report = summary(ended);
+        assert!(report.starts_with("rank 1 of 3 failed first"), "{ended:#?}");
+        assert_says(report, &["still running", words, "then rank"]);
+        assert_eq!(ended.code, Some(1), "{ended:#?}");
+        assert!(ended.left.is_empty(), "{ended:#?}");
+    }
+}
+
+#[test]
+fn ddp_20_an_error_is_told_to_the_peers_and_printed_once() {
+    let ended = launched(
+        "ddp_20_an_error_is_told_to_the_peers_and_printed_once",
+        &[""],
+        |_| launch(4, |ddp| until(&ddp, || Err(own(&ddp, "the disk is full")))),
+    );
+    let report = summary(&ended[0]);
+    assert!(report.starts_with("rank 1 of 4 failed first"), "{report}");
+    assert_says(
+        report,
+        &[
+            "then ranks ",
+            "(exit code 1): ",
+            "stopped because rank 1 failed: rank 1 ",
+        ],
+    );
+    // By rank 1, and in the words of one of its peers.
+    assert_eq!(
+        ended[0].stderr.matches("the disk is full").count(),
+        2,
+        "{:#?}",
+        ended[0]
+    );
+    assert_eq!(ended[0].code, Some(1));
+}
+
+#[test]
+fn the_launching_process_ends_like_the_rank_that_failed_first() {
+    let ended = launched(
+        "the_launching_process_ends_like_the_rank_that_failed_first",
+        &["exit", "kill", "well"],
+        |variant| {
+            launch(2, |ddp| match variant {
+                "exit" => until(&ddp, || std::process::exit(3)),
+                "kill" => until(&ddp, || send(Signal::KILL)),
+                _ => Ok(()),
+            })
+        },
+    );
+    let codes: Vec<_> = ended.iter().map(|ended| ended.code).collect();
+    assert_eq!(codes, [Some(3), Some(128 + 9), Some(0)], "{ended:#?}");
+}
+
+#[test]
+fn a_wrong_variable_is_reported_once() {
+    let ended = launched("a_wrong_variable_is_reported_once", &[""], |_| {
+        // SAFETY: no other thread of this process reads or writes the environment now.
+        unsafe { std::env::set_var("BURN_DDP_TRANSPORT", "foo") };
+        launch(3, |_| Ok(()))
+    });
+    let lines: Vec<_> = ended[0]
+        .stderr
+        .lines()
+        .filter(|line| line.contains("foo"))
+        .collect();
+    assert_eq!(lines.len(), 1, "{:#?}", ended[0]);
+    assert_says(lines[0], &["BURN_DDP_TRANSPORT", "auto, shm or tcp"]);
+    assert_eq!(ended[0].code, Some(1));
+}
+
+#[test]
+fn a_rank_of_another_launcher_says_that_it_starts_none() {
+    let ended = launched(
+        "a_rank_of_another_launcher_says_that_it_starts_none",
+        &[""],
+        |_| {
+            // SAFETY: no other thread of this process reads or writes the environment now.
+            unsafe {
+                std::env::set_var("RANK", "0");
+                std::env::set_var("WORLD_SIZE", "1");
+            }
+            launch(2, |ddp| {
+                assert_eq!(ddp.world_size(), 1);
+                Ok(())
+            })
+        },
+    );
+    assert_says(
+        &ended[0].stderr,
+        &["rank 0 of 1", "no 2 ranks are started here; unset"],
+    );
+    assert_eq!(ended[0].code, Some(0));
 }

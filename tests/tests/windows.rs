@@ -179,10 +179,8 @@ fn ddp_04_unequal_windows_are_an_error_on_both_ranks() {
         for (ending, text) in run {
             assert_eq!(ending, Ending::Exit(0));
             let text = text.unwrap();
-            // From its own tail, or from the rank that read its own first.
-            let lengths = ["accumulated 2 backward", "accumulated 1 backward"];
-            assert!(lengths.iter().any(|length| text.contains(length)), "{text}");
-            assert!(text.contains("the mean over all ranks is 1.5"), "{text}");
+            let lengths = "1 backward pass(es) on rank(s) [1], 2 on [0]";
+            assert!(text.contains(lengths), "{text}");
         }
     }
 }

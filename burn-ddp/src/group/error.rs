@@ -17,8 +17,8 @@ pub enum GroupError {
     /// Not all ranks came to the operation within the limit.
     #[error(
         "rank {rank}: {operation} timed out after {elapsed:.1?}: no answer from rank(s) {missing:?}. \
-         Either they are slower than the limit (raise the operation time-out) or they left the loop \
-         or took another branch than this rank"
+         Either they are slower than the limit (raise the operation time-out: BURN_DDP_TIMEOUT, in seconds) or they left \
+         the loop or took another branch than this rank"
     )]
     Timeout {
         /// The rank that reports.
@@ -72,7 +72,7 @@ pub enum GroupError {
     /// A peer left in good order (shut down, or dropped its `Ddp`) while this rank still waits for it.
     #[error(
         "rank {rank}: rank {peer} has finished and left while this rank is still {operation}. \
-         The ranks ran different numbers of steps"
+         The ranks ran different numbers of steps, or rank {peer} ended early: look at its output"
     )]
     PeerLeft {
         /// The rank that reports.
@@ -108,9 +108,19 @@ pub enum GroupError {
 impl GroupError {
     /// Whether this is the consequence of another rank's failure: the cause is in that rank's output.
     pub fn is_secondary(&self) -> bool {
-        matches!(
-            self,
-            GroupError::PeerLost { .. } | GroupError::PeerLeft { .. } | GroupError::Aborted { .. }
-        )
+        match self {
+            GroupError::PeerLost { .. } | GroupError::PeerLeft { .. } => true,
+            GroupError::Aborted { rank, origin, .. } => rank != origin,
+            _ => false,
+        }
+    }
+
+    /// The ranks that did not answer, as far as this rank knows.
+    pub(crate) fn silent(&self) -> &[usize] {
+        match self {
+            GroupError::PeerLost { peer, .. } => std::slice::from_ref(peer),
+            GroupError::Timeout { missing, .. } => missing,
+            _ => &[],
+        }
     }
 }

@@ -1,6 +1,7 @@
 //! Inside a rank: dying with the launcher, and telling it what went wrong.
 
 use super::{
+    blame::Blame,
     env,
     report::{Kind, Record},
 };
@@ -14,47 +15,77 @@ use std::{
 };
 
 /// How a rank tells its own failures from the consequences of another rank's.
-#[derive(Debug)]
-pub(super) struct Classify<E> {
-    pub(super) error: fn(&E) -> bool,
+pub(super) struct Classify<'a, E> {
+    pub(super) error: &'a dyn Fn(&E) -> Blame,
     pub(super) panic: ReadPayload,
 }
+
+/// What a panic payload says, if it is one that the reader knows.
+pub(super) type ReadPayload =
+    Arc<dyn Fn(&(dyn Any + Send)) -> Option<(String, Blame)> + Send + Sync>;
 
 thread_local! {
     /// The last panic that has begun on this thread.
     static LAST_PANIC: RefCell<Option<Record>> = const { RefCell::new(None) };
 }
 
+/// How the training function of a rank ended.
+pub(super) enum Ended<E> {
+    Well,
+    /// With an error; whether the launcher knows it.
+    Failed {
+        error: E,
+        reported: bool,
+    },
+}
+
+impl<E> Ended<E> {
+    /// Where no launcher of ours waits for an answer.
+    pub(super) fn unreported(result: Result<(), E>) -> Self {
+        match result {
+            Ok(()) => Ended::Well,
+            Err(error) => Ended::Failed {
+                error,
+                reported: false,
+            },
+        }
+    }
+
+    pub(super) fn result(self) -> Result<(), E> {
+        match self {
+            Ended::Well => Ok(()),
+            Ended::Failed { error, .. } => Err(error),
+        }
+    }
+}
+
 /// Runs `body` as a rank.
 pub(super) fn run<E: Display>(
-    classify: &Classify<E>,
+    classify: &Classify<'_, E>,
     body: impl FnOnce() -> Result<(), E>,
-) -> Result<(), E> {
+) -> Ended<E> {
     #[cfg(unix)]
     if !is_own_rank() {
-        return body();
+        return Ended::unreported(body());
     }
     #[cfg(unix)]
     follow_launcher();
     let reporter = Reporter::open();
-    reporter.hook(classify.panic);
+    reporter.hook(classify.panic.clone());
     match catch_unwind(AssertUnwindSafe(body)) {
-        Ok(Ok(())) => Ok(()),
+        Ok(Ok(())) => Ended::Well,
         Ok(Err(error)) => {
-            reporter.send(&Record::new(
-                Kind::Error,
-                &error.to_string(),
-                (classify.error)(&error),
-            ));
-            Err(error)
+            let record = Record::new(Kind::Error, &error.to_string(), (classify.error)(&error));
+            let reported = reporter.send(&record);
+            Ended::Failed { error, reported }
         }
         Err(payload) => {
             // A payload raised with `resume_unwind` has passed no hook; what the hook saw last is then another panic.
-            let (text, _) = message(&*payload, classify.panic);
+            let (text, _) = message(&*payload, &classify.panic);
             let record = LAST_PANIC
                 .take()
                 .filter(|seen| seen.text.ends_with(&text))
-                .unwrap_or_else(|| describe(&*payload, None, classify.panic));
+                .unwrap_or_else(|| describe(&*payload, None, &classify.panic));
             reporter.send(&Record {
                 kind: Kind::Panic,
                 ..record
@@ -64,25 +95,20 @@ pub(super) fn run<E: Display>(
     }
 }
 
-type ReadPayload = fn(&(dyn Any + Send)) -> Option<(String, bool)>;
-
-fn describe(payload: &(dyn Any + Send), place: Option<String>, read: ReadPayload) -> Record {
-    let (text, secondary) = message(payload, read);
+fn describe(payload: &(dyn Any + Send), place: Option<String>, read: &ReadPayload) -> Record {
+    let (text, blame) = message(payload, read);
     let place = place
         .map(|place| format!(" at {place}"))
         .unwrap_or_default();
-    Record::new(
-        Kind::PanicBegun,
-        &format!("panicked{place}: {text}"),
-        secondary,
-    )
+    Record::new(Kind::PanicBegun, &format!("panicked{place}: {text}"), blame)
 }
 
-fn message(payload: &(dyn Any + Send), read: ReadPayload) -> (String, bool) {
+fn message(payload: &(dyn Any + Send), read: &ReadPayload) -> (String, Blame) {
     read(payload).unwrap_or_else(|| {
         let text = payload.downcast_ref::<&str>().copied();
         let text = text.or_else(|| payload.downcast_ref::<String>().map(String::as_str));
-        (text.unwrap_or("a value that is not text").to_owned(), false)
+        let text = text.unwrap_or("a value that is not text").to_owned();
+        (text, Blame::default())
     })
 }
 
@@ -98,10 +124,12 @@ impl Reporter {
         Self(file.map(|file| Arc::new(Mutex::new(file))))
     }
 
-    fn send(&self, record: &Record) {
-        if let Some(file) = &self.0 {
-            let _ = record.write(&mut *file.lock().unwrap_or_else(PoisonError::into_inner));
-        }
+    /// Whether the launcher has it.
+    fn send(&self, record: &Record) -> bool {
+        self.0.as_ref().is_some_and(|file| {
+            let mut file = file.lock().unwrap_or_else(PoisonError::into_inner);
+            record.write(&mut *file).is_ok()
+        })
     }
 
     /// Reports each panic as it begins, because the process may not live to see it caught.
@@ -112,7 +140,7 @@ impl Reporter {
             let record = describe(
                 info.payload(),
                 info.location().map(ToString::to_string),
-                read,
+                &read,
             );
             reporter.send(&record);
             // The thread may be past its thread-locals.

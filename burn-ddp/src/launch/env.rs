@@ -1,7 +1,14 @@
 //! The environment between launcher and ranks.
 
-use super::LaunchError;
-pub use crate::group::host::{LISTEN_FD, SECRET};
+use super::{LaunchError, spawn::setup};
+pub use crate::group::host::{
+    GENERATION, LISTEN_FD, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, RANK, SECRET,
+    WORLD_SIZE,
+};
+use crate::{
+    group::host::{SettingsError, started},
+    notice,
+};
 use std::{
     env,
     ffi::{OsStr, OsString},
@@ -9,22 +16,18 @@ use std::{
     num::NonZeroUsize,
 };
 
-/// Global rank of a process, `0..WORLD_SIZE`. The names without prefix are torchrun's and Kubeflow's.
-pub const RANK: &str = "RANK";
-/// Number of processes of the job.
-pub const WORLD_SIZE: &str = "WORLD_SIZE";
-/// Rank within the machine.
-pub const LOCAL_RANK: &str = "LOCAL_RANK";
-/// Number of the job's processes on the machine.
-pub const LOCAL_WORLD_SIZE: &str = "LOCAL_WORLD_SIZE";
-/// Where rank 0 can be reached.
-pub const MASTER_ADDR: &str = "MASTER_ADDR";
-/// The port of rank 0's rendezvous.
-pub const MASTER_PORT: &str = "MASTER_PORT";
+/// Number of the machine in the job.
+#[cfg(feature = "cli")]
+pub(super) const GROUP_RANK: &str = "GROUP_RANK";
+/// Number of machines of the job.
+#[cfg(feature = "cli")]
+pub(super) const GROUP_WORLD_SIZE: &str = "GROUP_WORLD_SIZE";
 /// Process id of the launcher; its presence makes a process a rank.
 pub const LAUNCHER_PID: &str = "BURN_DDP_LAUNCHER_PID";
 /// Number of ranks, where the program does not say.
 pub const NPROC: &str = "BURN_DDP_NPROC";
+/// Most ranks that a launcher starts on one machine, in the place of 64 or 16 per core.
+pub const MAX_RANKS: &str = "BURN_DDP_MAX_RANKS";
 
 /// Read end of a pipe that closes when the launcher ends, however it ends.
 #[cfg(unix)]
@@ -56,10 +59,22 @@ pub(super) enum Role {
 pub(super) fn role() -> Role {
     if env::var_os(LAUNCHER_PID).is_some() {
         Role::Rank
-    } else if env::var_os(RANK).is_some() || env::var_os(WORLD_SIZE).is_some() {
+    } else if started().is_some() {
         Role::Foreign
     } else {
         Role::Launcher
+    }
+}
+
+/// Says so where the program asks for ranks and another launcher has started others.
+pub(super) fn check_foreign(nproc: Option<usize>) {
+    if let (Some(nproc), Some((variables, Some(0), Some(world_size)))) = (nproc, started())
+        && nproc != world_size
+    {
+        notice::warn(format_args!(
+            "by {variables}, another launcher has started this process as rank 0 of {world_size}, so no {nproc} ranks are started here; unset \
+             the variables to have that"
+        ));
     }
 }
 
@@ -74,15 +89,49 @@ pub(super) fn nproc(program: Option<usize>) -> Result<usize, LaunchError> {
         }
     };
     match nproc {
-        // Ranks are numbered in 32 bits in several places of the field's tools; no machine has this many cores.
-        Some(nproc @ 1..=65_536) => Ok(nproc),
-        _ => Err(LaunchError::Nproc { given: source }),
+        None | Some(0) => Err(LaunchError::Nproc { given: source }),
+        Some(nproc) => within_machine(nproc, cores(), env::var(MAX_RANKS).ok()),
     }
+}
+
+pub(super) fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, NonZeroUsize::get)
+}
+
+/// A number with a digit too many would take all of the machine's processes and threads before anything failed.
+fn within_machine(
+    nproc: usize,
+    cores: usize,
+    max_ranks: Option<String>,
+) -> Result<usize, LaunchError> {
+    let limit = match max_ranks {
+        None => (16 * cores).max(64),
+        Some(text) => text.trim().parse().map_err(|_| {
+            LaunchError::Environment(SettingsError::Invalid {
+                variable: MAX_RANKS,
+                value: text,
+                expected: "a whole number",
+            })
+        })?,
+    };
+    if nproc > limit {
+        return Err(LaunchError::TooManyRanks {
+            nproc,
+            cores,
+            limit,
+        });
+    }
+    if nproc > cores {
+        notice::warn(format_args!(
+            "{nproc} ranks on {cores} core(s): they take turns, which is no faster than one rank per core"
+        ));
+    }
+    Ok(nproc)
 }
 
 /// Each rank's share of the cores: the variables to set and, for the log, the share.
 pub(super) fn threads(nproc: usize) -> (usize, usize, Vec<&'static str>) {
-    let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
+    let cores = cores();
     let unset = THREAD_VARIABLES
         .into_iter()
         .filter(|name| env::var_os(name).is_none())
@@ -95,9 +144,12 @@ pub(super) fn number(name: &str) -> Option<u32> {
     env::var(name).ok()?.parse().ok()
 }
 
-pub(super) fn secret() -> io::Result<String> {
+/// A job's secret.
+pub(super) fn secret() -> Result<String, LaunchError> {
     let mut secret = [0u8; 32];
-    getrandom::fill(&mut secret).map_err(io::Error::other)?;
+    getrandom::fill(&mut secret)
+        .map_err(io::Error::other)
+        .map_err(setup("random bytes for the job's secret"))?;
     Ok(secret.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 

@@ -1,6 +1,10 @@
 //! Why a launch failed, as the user reads it.
 
-use std::fmt;
+use crate::group::host::SettingsError;
+use std::{
+    fmt,
+    io::{self, IsTerminal},
+};
 
 /// Why a launch failed. `Display`, and `Debug` as well so that `fn main() -> Result<…>` prints it, is the
 /// whole report.
@@ -9,12 +13,28 @@ use std::fmt;
 pub enum LaunchError {
     /// Not a number of ranks.
     #[error(
-        "{given} is no number of ranks: give a whole number from 1 to 65536, one per device or group of cores"
+        "{given} is no number of ranks: give a whole number from 1, one per device or group of cores"
     )]
     Nproc {
         /// What was given, and where.
         given: String,
     },
+    /// More ranks than the machine can be meant to run.
+    #[error(
+        "{nproc} ranks on a machine with {cores} core(s) is more than the {limit} that a launcher starts without being told to. If it is meant, \
+         set BURN_DDP_MAX_RANKS={nproc}; else give BURN_DDP_NPROC, `--nproc` or `Launcher::nproc` one rank per device or group of cores"
+    )]
+    TooManyRanks {
+        /// What was asked for.
+        nproc: usize,
+        /// Cores of this machine.
+        cores: usize,
+        /// The most that are started.
+        limit: usize,
+    },
+    /// A variable that the ranks would read is wrong.
+    #[error(transparent)]
+    Environment(#[from] SettingsError),
     /// The operating system refused something that a launch needs.
     #[error("could not prepare the launch: {what}: {cause}")]
     Setup {
@@ -30,6 +50,14 @@ pub enum LaunchError {
         rank: usize,
         /// The executable.
         program: String,
+        /// The system's words.
+        cause: String,
+    },
+    /// The file for a rank's output cannot be made.
+    #[error("cannot write the log {path}: {cause}. Choose another --log-dir")]
+    Log {
+        /// The file or its folder.
+        path: String,
         /// The system's words.
         cause: String,
     },
@@ -61,6 +89,10 @@ impl LaunchError {
 
     /// Prints the report to stderr and ends the process with [`exit_code`](Self::exit_code).
     pub fn exit(&self) -> ! {
+        if io::stderr().is_terminal() {
+            // Rank 0 may have ended in the middle of a progress bar.
+            eprint!("\r\x1b[2K");
+        }
         eprintln!("{self}");
         std::process::exit(self.exit_code())
     }
@@ -84,6 +116,8 @@ pub struct FailureReport {
     pub first: RankFailure,
     /// The other ranks that failed, in order of time.
     pub others: Vec<RankFailure>,
+    /// The latest generation of the job that these ranks have met, if it was not their own.
+    pub(super) generation: Option<u32>,
 }
 
 /// How one rank failed.
@@ -114,6 +148,8 @@ pub enum Outcome {
     Signal(i32),
     /// The launcher ended it because another rank had failed or it did not end by itself.
     Stopped,
+    /// It did not answer its peers any more, and the launcher ended it.
+    Unresponsive,
     /// Not even SIGKILL has ended it within the launcher's patience.
     Unkillable,
     /// Another part of the program has waited for the launcher's children and has the status.
@@ -126,6 +162,7 @@ impl fmt::Display for Outcome {
             Outcome::Exit(code) => write!(f, "exit code {code}"),
             Outcome::Signal(signal) => write!(f, "signal {signal} ({})", signal_name(*signal)),
             Outcome::Stopped => f.write_str("ended by the launcher"),
+            Outcome::Unresponsive => f.write_str("still running until the launcher ended it"),
             Outcome::Unknown => {
                 f.write_str("its exit status was taken by another wait in the launching program")
             }
@@ -141,13 +178,19 @@ impl fmt::Display for FailureReport {
             world_size,
             first,
             others,
+            ..
         } = self;
         let RankFailure {
             rank, pid, outcome, ..
         } = first;
+        let what = if first.secondary {
+            "ended after the failure of another rank"
+        } else {
+            "failed first"
+        };
         write!(
             f,
-            "rank {rank} of {world_size} failed first (host {host}, pid {pid}, {outcome})"
+            "rank {rank} of {world_size} {what} (host {host}, pid {pid}, {outcome})"
         )?;
         match &first.cause {
             Some(cause) => write!(f, ": {cause}")?,
@@ -159,20 +202,45 @@ impl fmt::Display for FailureReport {
             }
             None => {}
         }
-        if !first.stderr.is_empty() {
+        let news = |line: &&String| {
+            let cause = first.cause.as_deref().unwrap_or_default();
+            !cause.contains(line.trim())
+        };
+        let mut lines = first.stderr.iter().filter(news).peekable();
+        if lines.peek().is_some() {
             write!(f, "\n  last lines of its stderr:")?;
-            for line in &first.stderr {
-                write!(f, "\n    | {line}")?;
-            }
         }
-        for other in others {
-            write!(f, "\n  then rank {} ({})", other.rank, other.outcome)?;
-            if let Some(cause) = &other.cause {
+        for line in lines {
+            write!(f, "\n    | {line}")?;
+        }
+        for alike in group(others) {
+            let ranks: Vec<_> = alike.iter().map(|other| other.rank.to_string()).collect();
+            let s = if ranks.len() == 1 { "" } else { "s" };
+            let outcome = alike[0].outcome;
+            write!(f, "\n  then rank{s} {} ({outcome})", ranks.join(", "))?;
+            if let Some(cause) = &alike[0].cause {
                 write!(f, ": {cause}")?;
             }
         }
         Ok(())
     }
+}
+
+/// Failures that say nothing new are told once: consequences, and ends without a word.
+fn group(others: &[RankFailure]) -> Vec<Vec<&RankFailure>> {
+    let mut groups: Vec<Vec<&RankFailure>> = Vec::new();
+    for other in others {
+        let nothing_new = |first: &RankFailure| {
+            other.outcome == first.outcome
+                && other.secondary == first.secondary
+                && (other.secondary || other.cause == first.cause)
+        };
+        match groups.iter_mut().find(|group| nothing_new(group[0])) {
+            Some(group) => group.push(other),
+            None => groups.push(vec![other]),
+        }
+    }
+    groups
 }
 
 const SIGKILL: i32 = 9;

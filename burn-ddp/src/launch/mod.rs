@@ -25,11 +25,29 @@
 //! consequence of another one. SIGINT, SIGTERM and SIGHUP to the launcher are passed on, with SIGKILL after the
 //! grace period or at the second signal. Each rank is the leader of a process group, and all of the group is killed
 //! when the rank ends. If the launcher itself is killed, each rank kills its own group.
+//!
+//! # Errors and exit codes
+//!
+//! A training function's error ends the job on all ranks, is printed once, in the launching process's report, and decides
+//! that process's exit code: the first failing rank's own (1 for an error, 101 for a panic, whatever it passed to
+//! `std::process::exit`), or 128 + the number of the signal that ended the rank, or that told the launcher to stop. To see to
+//! all that, [`launch()`] and [`Launcher::run`] end a process in which there is nothing left to do; [`Launcher::try_run`] returns instead.
 
+mod blame;
 mod child;
+#[cfg(all(unix, feature = "cli"))]
+#[doc(hidden)]
+pub mod cli;
 mod env;
 mod error;
+#[cfg(unix)]
+#[cfg_attr(
+    not(feature = "cli"),
+    allow(dead_code, reason = "only the command starts one")
+)]
+mod guard;
 mod output;
+mod plan;
 mod process;
 mod report;
 mod run;
@@ -39,15 +57,23 @@ mod spawn;
 mod supervise;
 
 pub use env::{
-    LAUNCHER_PID, LISTEN_FD, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, NPROC, RANK,
-    SECRET, THREAD_VARIABLES, WORLD_SIZE,
+    GENERATION, LAUNCHER_PID, LISTEN_FD, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT,
+    MAX_RANKS, NPROC, RANK, SECRET, THREAD_VARIABLES, WORLD_SIZE,
 };
 pub use error::{FailureReport, LaunchError, Outcome, RankFailure};
 pub use run::launch;
 
-use child::Classify;
+use crate::group::host::check_variables;
+use blame::Blame;
+use child::{Classify, Ended};
 use env::Role;
-use std::{any::Any, fmt::Display, sync::mpsc::channel, time::Duration};
+use plan::Plan;
+use std::{
+    any::Any,
+    fmt::Display,
+    sync::{Arc, mpsc::channel},
+    time::Duration,
+};
 
 /// How to start the ranks of this machine. `E` is the error of the training function.
 #[derive(Debug)]
@@ -55,7 +81,8 @@ use std::{any::Any, fmt::Display, sync::mpsc::channel, time::Duration};
 pub struct Launcher<E> {
     nproc: Option<usize>,
     grace: Duration,
-    classify: Classify<E>,
+    is_secondary: fn(&E) -> bool,
+    panic_payload: fn(&(dyn Any + Send)) -> Option<(String, bool)>,
 }
 
 impl<E> Default for Launcher<E> {
@@ -67,18 +94,16 @@ impl<E> Default for Launcher<E> {
 impl<E> Launcher<E> {
     /// `nproc` from `BURN_DDP_NPROC`, else 1; a grace period of 5 seconds.
     pub fn new() -> Self {
-        let classify = Classify {
-            error: |_| false,
-            panic: |_| None,
-        };
         Self {
             nproc: None,
             grace: Duration::from_secs(5),
-            classify,
+            is_secondary: |_| false,
+            panic_payload: |_| None,
         }
     }
 
-    /// Number of ranks to start. Beats `BURN_DDP_NPROC`. With 1 the training function runs in this process.
+    /// Number of ranks to start. Beats `BURN_DDP_NPROC`. With 1 the training function runs in this process. More than
+    /// 64 on a machine with less than 4 cores, or 16 per core, are refused unless `BURN_DDP_MAX_RANKS` allows them.
     pub fn nproc(mut self, nproc: usize) -> Self {
         self.nproc = Some(nproc);
         self
@@ -94,18 +119,18 @@ impl<E> Launcher<E> {
     /// Tells errors that are the consequence of another rank's failure (a lost peer, an abort) from a rank's
     /// own. They are not reported as the cause while there is another.
     pub fn secondary(mut self, is_secondary: fn(&E) -> bool) -> Self {
-        self.classify.error = is_secondary;
+        self.is_secondary = is_secondary;
         self
     }
 
     /// Reads panic payloads that are no text: what to report, and whether it is the consequence of another rank's
     /// failure. Called from the panic hook, so it must not panic.
     pub fn panic_payload(mut self, read: fn(&(dyn Any + Send)) -> Option<(String, bool)>) -> Self {
-        self.classify.panic = read;
+        self.panic_payload = read;
         self
     }
 
-    /// Runs `body` on each rank.
+    /// Runs `body` on each rank, without a [`Ddp`](crate::Ddp).
     ///
     /// In a rank it returns what `body` returns; in the launcher it blocks until all ranks have ended. So what comes
     /// after it in `main` runs `nproc + 1` times. Call it from a thread that lives as long as it runs.
@@ -118,24 +143,45 @@ impl<E> Launcher<E> {
     where
         E: Display + From<LaunchError>,
     {
+        let (is_secondary, payload) = (self.is_secondary, self.panic_payload);
+        let classify = Classify {
+            error: &|error| Blame::secondary(is_secondary(error)),
+            panic: Arc::new(move |panic| {
+                payload(panic).map(|(text, secondary)| (text, Blame::secondary(secondary)))
+            }),
+        };
+        self.place(&classify, body)?.result()
+    }
+
+    /// Does what this process is for.
+    fn place<F: Display>(
+        &self,
+        classify: &Classify<'_, F>,
+        body: impl FnOnce() -> Result<(), F>,
+    ) -> Result<Ended<F>, LaunchError> {
         match env::role() {
-            Role::Rank => child::run(&self.classify, body),
-            Role::Foreign => body(),
+            Role::Rank => Ok(child::run(classify, body)),
+            Role::Foreign => {
+                env::check_foreign(self.nproc);
+                Ok(Ended::unreported(body()))
+            }
             Role::Launcher => match env::nproc(self.nproc)? {
-                1 => body(),
-                nproc => Ok(start(nproc, self.grace)?),
+                1 => Ok(Ended::unreported(body())),
+                nproc => start(nproc, self.grace).map(|()| Ended::Well),
             },
         }
     }
 }
 
 fn start(nproc: usize, grace: Duration) -> Result<(), LaunchError> {
+    // A mistake in what all ranks read is reported once.
+    check_variables()?;
     let (sender, events) = channel();
     // Before the first rank exists, so that no signal and no ending is missed.
     #[cfg(unix)]
     let _signals = signals::Watch::new(sender.clone()).map_err(spawn::setup("signal handlers"))?;
     // Holds the write end of the ranks' lifeline until all have ended.
-    let job = spawn::Job::new(nproc, sender)?;
+    let job = spawn::Job::new(Plan::of_this_program(nproc)?, sender)?;
     let ranks = job.start()?;
-    supervise::Supervisor::new(ranks, grace).run(&events)
+    supervise::Supervisor::new(ranks, nproc, grace).run(&events)
 }

@@ -1,8 +1,11 @@
 //! A rank's output, line by line, under its name.
 
+use crate::notice;
 use std::{
     collections::VecDeque,
+    fs::File,
     io::{self, Read, Write},
+    path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
 };
 
@@ -35,19 +38,60 @@ impl Tail {
     }
 }
 
+/// A file with a rank's stdout and stderr.
+#[derive(Clone, Debug)]
+pub(super) struct Log {
+    /// `None` after the first write that failed.
+    file: Arc<Mutex<Option<File>>>,
+    path: PathBuf,
+}
+
+impl Log {
+    /// Empties what is there.
+    pub(super) fn create(path: &Path) -> io::Result<Self> {
+        let file = Arc::new(Mutex::new(Some(File::create(path)?)));
+        let path = path.to_owned();
+        Ok(Self { file, path })
+    }
+
+    fn push(&self, line: &[u8]) {
+        let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
+        let written = file
+            .as_mut()
+            .map_or(Ok(()), |file| file.write_all(&[line, b"\n"].concat()));
+        if let Err(error) = written {
+            *file = None;
+            notice::warn(format_args!(
+                "{}: {error}; nothing more is written to it",
+                self.path.display()
+            ));
+        }
+    }
+}
+
+/// Where a rank's lines go besides the launcher's own output.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Copies {
+    pub(super) tail: Option<Tail>,
+    pub(super) log: Option<Log>,
+}
+
 /// Copies `from` to `to` until its end, `prefix` before each line. Each line goes out in one write, so that
 /// lines of several ranks never mix. Bytes that are no UTF-8 pass unchanged.
 ///
 /// A closed or full `to` does not stop the reading: a rank must not block on its output.
-pub(super) fn pump(mut from: impl Read, mut to: impl Write, prefix: &str, tail: Option<&Tail>) {
+pub(super) fn pump(mut from: impl Read, mut to: impl Write, prefix: &str, copies: &Copies) {
     let mut emit = |line: &[u8]| {
         let mut out = Vec::with_capacity(prefix.len() + line.len() + 1);
         out.extend_from_slice(prefix.as_bytes());
         out.extend_from_slice(line);
         out.push(b'\n');
         let _ = to.write_all(&out).and_then(|()| to.flush());
-        if let Some(tail) = tail {
+        if let Some(tail) = &copies.tail {
             tail.push(line);
+        }
+        if let Some(log) = &copies.log {
+            log.push(line);
         }
     };
     let mut line = Vec::new();
@@ -80,9 +124,16 @@ pub(super) fn pump(mut from: impl Read, mut to: impl Write, prefix: &str, tail: 
 mod tests {
     use super::*;
 
+    fn copies(tail: &Tail) -> Copies {
+        Copies {
+            tail: Some(tail.clone()),
+            log: None,
+        }
+    }
+
     fn pumped(input: &[u8]) -> (Vec<u8>, Tail) {
         let (mut out, tail) = (Vec::new(), Tail::default());
-        pump(input, &mut out, "[rank 1] ", Some(&tail));
+        pump(input, &mut out, "[rank 1] ", &copies(&tail));
         (out, tail)
     }
 
@@ -136,7 +187,7 @@ mod tests {
             }
         }
         let tail = Tail::default();
-        pump(&b"a\nb\n"[..], Closed, "", Some(&tail));
+        pump(&b"a\nb\n"[..], Closed, "", &copies(&tail));
         assert_eq!(tail.lines(), ["a", "b"]);
     }
 }

@@ -19,9 +19,9 @@ fn outcome(status: ExitStatus) -> Outcome {
 }
 
 /// The child's outcome if it has ended, after killing what is left of its process group. That comes first:
-/// until a child is reaped, its process id, which names the group, cannot be given to anybody else.
+/// until a child is reaped, its process id, which names the group, cannot be given to anybody else. So does what the caller has to do `before`.
 #[cfg(unix)]
-pub(super) fn reap(child: &mut Child) -> Option<Outcome> {
+pub(super) fn reap(child: &mut Child, before: impl FnOnce()) -> Option<Outcome> {
     use rustix::{
         io::Errno,
         process::{WaitId, WaitIdOptions, waitid},
@@ -33,12 +33,24 @@ pub(super) fn reap(child: &mut Child) -> Option<Outcome> {
         Err(Errno::CHILD) => return Some(Outcome::Unknown),
         Ok(None) | Err(_) => return None,
     }
+    before();
     Some(child.wait().map_or(Outcome::Unknown, outcome))
 }
 
 #[cfg(not(unix))]
-pub(super) fn reap(child: &mut Child) -> Option<Outcome> {
+pub(super) fn reap(child: &mut Child, _before: impl FnOnce()) -> Option<Outcome> {
     child.try_wait().ok().flatten().map(outcome)
+}
+
+/// Whether a signal or a debugger has stopped the process, where that can be seen.
+pub(super) fn is_stopped(child: &Child) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{}/stat", child.id())).unwrap_or_default();
+    // The name before the state is in brackets and may hold anything.
+    let state = status
+        .rsplit(')')
+        .next()
+        .and_then(|rest| rest.trim_start().chars().next());
+    matches!(state, Some('T' | 't'))
 }
 
 #[cfg(unix)]

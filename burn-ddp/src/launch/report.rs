@@ -1,5 +1,6 @@
 //! What a failing rank tells the launcher, on a pipe of its own.
 
+use super::blame::Blame;
 use serde::{Deserialize, Serialize};
 use std::io::{self, Read, Write};
 
@@ -8,6 +9,8 @@ use std::io::{self, Read, Write};
 const MAX_RECORD: usize = 4096;
 /// Longest text in a record, which leaves room for the other fields.
 const MAX_TEXT: usize = 3500;
+/// Most ranks in a record.
+const MAX_SILENT: usize = 32;
 
 /// One failure in a rank.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -20,6 +23,10 @@ pub(super) struct Record {
     pub(super) text: String,
     /// A consequence of another rank's failure.
     pub(super) secondary: bool,
+    /// Ranks that did not answer, the first few.
+    pub(super) silent: Vec<usize>,
+    /// See [`Blame::generation`].
+    pub(super) generation: Option<u32>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -33,14 +40,17 @@ pub(super) enum Kind {
 }
 
 impl Record {
-    pub(super) fn new(kind: Kind, text: &str, secondary: bool) -> Self {
+    pub(super) fn new(kind: Kind, text: &str, mut blame: Blame) -> Self {
+        blame.silent.truncate(MAX_SILENT);
         let text = shorten(text, MAX_TEXT);
         Self {
             nanos: now(),
             pid: std::process::id(),
             kind,
             text,
-            secondary,
+            secondary: blame.secondary,
+            silent: blame.silent,
+            generation: blame.generation,
         }
     }
 
@@ -108,8 +118,13 @@ mod tests {
 
     #[test]
     fn records_survive_the_pipe_and_stay_within_it() {
-        let short = Record::new(Kind::Error, "no such file", false);
-        let long = Record::new(Kind::Panic, &"é".repeat(5000), true);
+        let short = Record::new(Kind::Error, "no such file", Blame::default());
+        let blame = Blame {
+            secondary: true,
+            silent: vec![usize::MAX; 1000],
+            generation: Some(u32::MAX),
+        };
+        let long = Record::new(Kind::Panic, &"é".repeat(5000), blame);
         let mut bytes = Vec::new();
         short.write(&mut bytes).unwrap();
         let first = bytes.len();

@@ -9,7 +9,7 @@ use signal_hook::{
 use std::{
     io,
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicBool, Ordering},
         mpsc::Sender,
     },
@@ -21,6 +21,7 @@ use std::{
 pub(super) struct Watch {
     handle: Handle,
     default: Arc<AtomicBool>,
+    events: Arc<Mutex<Sender<Event>>>,
 }
 
 impl Watch {
@@ -37,6 +38,8 @@ impl Watch {
         }
         let mut signals = Signals::new(stops.iter().chain([&SIGCHLD]))?;
         let handle = signals.handle();
+        let events = Arc::new(Mutex::new(events));
+        let target = events.clone();
         thread::Builder::new()
             .name("launcher-signals".to_owned())
             .spawn(move || {
@@ -46,12 +49,24 @@ impl Watch {
                     } else {
                         Event::Signal(signal)
                     };
-                    if events.send(event).is_err() {
-                        break;
-                    }
+                    // Nobody listens between two launches.
+                    let _ = target
+                        .lock()
+                        .unwrap_or_else(PoisonError::into_inner)
+                        .send(event);
                 }
             })?;
-        Ok(Self { handle, default })
+        Ok(Self {
+            handle,
+            default,
+            events,
+        })
+    }
+
+    /// Later events go there.
+    #[cfg(feature = "cli")]
+    pub(super) fn redirect(&self, events: Sender<Event>) {
+        *self.events.lock().unwrap_or_else(PoisonError::into_inner) = events;
     }
 }
 

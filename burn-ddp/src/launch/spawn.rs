@@ -1,35 +1,31 @@
 //! Starting the processes of the ranks.
 
+#[cfg(unix)]
+use super::guard::Guard;
 use super::{
-    LaunchError, env,
-    output::{Tail, pump},
+    LaunchError, Outcome, env,
+    output::{Copies, Log, Tail, pump},
+    plan::Plan,
     report::Record,
     supervise::Event,
 };
 use std::{
-    env as process_env,
-    ffi::OsString,
     io::{self, IsTerminal, PipeReader, PipeWriter},
-    net::TcpListener,
-    path::PathBuf,
+    path::Path,
     process::{Child, Command, Stdio},
-    sync::mpsc::Sender,
+    sync::{Arc, mpsc::Sender},
     thread,
 };
 
-/// What all ranks of a launch have in common.
+/// A plan that is being carried out.
 pub(super) struct Job {
-    nproc: usize,
-    program: PathBuf,
-    arguments: Vec<OsString>,
+    plan: Plan,
     variables: Vec<(&'static str, String)>,
-    /// Rank 0's rendezvous socket, bound and listening before anything starts: no other program can take the
-    /// port in between.
-    #[cfg(unix)]
-    listener: TcpListener,
     /// The ranks inherit the read end. The write end lives and dies with this process.
     #[cfg(unix)]
     lifeline: (PipeReader, PipeWriter),
+    #[cfg(unix)]
+    guard: Option<Arc<Guard>>,
     events: Sender<Event>,
 }
 
@@ -41,60 +37,81 @@ pub(super) struct Rank {
     pub(super) tail: Tail,
     /// Threads that read from it, each of which sends [`Event::ReaderDone`] at the end.
     pub(super) readers: usize,
+    #[cfg(unix)]
+    guard: Option<Arc<Guard>>,
+}
+
+impl Rank {
+    /// How the process has ended, if it has; then what is left of its group is killed.
+    pub(super) fn reap(&mut self) -> Option<Outcome> {
+        #[cfg(unix)]
+        let (guard, leader) = (&self.guard, self.child.id());
+        super::process::reap(&mut self.child, || {
+            #[cfg(unix)]
+            if let Some(guard) = guard {
+                guard.forget(leader);
+            }
+        })
+    }
+
+    /// Kills it with its group, whatever it is doing.
+    pub(super) fn end(&mut self) {
+        super::process::kill(&mut self.child);
+        #[cfg(unix)]
+        if let Some(guard) = &self.guard {
+            guard.forget(self.child.id());
+        }
+        let _ = self.child.wait();
+    }
 }
 
 impl Job {
-    pub(super) fn new(nproc: usize, events: Sender<Event>) -> Result<Self, LaunchError> {
-        let program = process_env::current_exe().map_err(setup("the path of this executable"))?;
-        let listener = TcpListener::bind(("127.0.0.1", 0)).map_err(setup("a port on 127.0.0.1"))?;
-        let port = listener
-            .local_addr()
-            .map_err(setup("the port's number"))?
-            .port();
+    pub(super) fn new(plan: Plan, events: Sender<Event>) -> Result<Self, LaunchError> {
+        let nproc = plan.ranks.len();
         let (cores, threads, unset) = env::threads(nproc);
         if !unset.is_empty() {
-            eprintln!(
-                "burn-ddp: {nproc} ranks on {cores} cores, {threads} thread(s) each ({})",
+            tracing::info!(
+                "{nproc} ranks on {cores} cores, {threads} thread(s) each ({})",
                 unset.join(", ")
             );
         }
         let mut variables = vec![
-            (env::WORLD_SIZE, nproc.to_string()),
+            (env::WORLD_SIZE, plan.world_size.to_string()),
             (env::LOCAL_WORLD_SIZE, nproc.to_string()),
-            (env::MASTER_ADDR, "127.0.0.1".to_owned()),
-            (env::MASTER_PORT, port.to_string()),
-            (
-                env::SECRET,
-                env::secret().map_err(setup("random bytes for the job's secret"))?,
-            ),
             (env::LAUNCHER_PID, std::process::id().to_string()),
         ];
+        variables.extend(plan.master.variables()?);
+        variables.extend(plan.variables.iter().cloned());
         variables.extend(unset.into_iter().map(|name| (name, threads.to_string())));
         Ok(Self {
-            nproc,
-            program,
-            arguments: process_env::args_os().skip(1).collect(),
+            plan,
             variables,
             #[cfg(unix)]
-            listener,
-            #[cfg(unix)]
             lifeline: io::pipe().map_err(setup("a pipe"))?,
+            #[cfg(unix)]
+            guard: None,
             events,
         })
     }
 
+    /// With a process that ends the ranks when this one cannot.
+    #[cfg(all(unix, feature = "cli"))]
+    pub(super) fn guarded(mut self, guard: Arc<Guard>) -> Self {
+        self.guard = Some(guard);
+        self
+    }
+
     /// Starts all ranks, or none.
     pub(super) fn start(&self) -> Result<Vec<Rank>, LaunchError> {
-        let mut ranks = Vec::with_capacity(self.nproc);
-        for rank in 0..self.nproc {
-            match self.start_rank(rank) {
+        let mut ranks = Vec::with_capacity(self.plan.ranks.len());
+        let logs = self.logs()?;
+        for (rank, log) in self.plan.ranks.clone().zip(logs) {
+            match self.start_rank(rank, log) {
                 Ok(started) => ranks.push(started),
                 Err(cause) => {
-                    for Rank { child, .. } in &mut ranks {
-                        super::process::kill(child);
-                        let _ = child.wait();
-                    }
-                    let (program, cause) = (self.program.display().to_string(), cause.to_string());
+                    ranks.iter_mut().for_each(Rank::end);
+                    let program = self.plan.program.display().to_string();
+                    let cause = cause.to_string();
                     return Err(LaunchError::Spawn {
                         rank,
                         program,
@@ -106,15 +123,34 @@ impl Job {
         Ok(ranks)
     }
 
-    fn start_rank(&self, rank: usize) -> io::Result<Rank> {
+    /// One for each rank, made before any of them starts.
+    fn logs(&self) -> Result<Vec<Option<Log>>, LaunchError> {
+        let ranks = self.plan.ranks.clone();
+        let Some(folder) = &self.plan.logs else {
+            return Ok(ranks.map(|_| None).collect());
+        };
+        let failed = |path: &Path, error: io::Error| LaunchError::Log {
+            path: path.display().to_string(),
+            cause: error.to_string(),
+        };
+        std::fs::create_dir_all(folder).map_err(|error| failed(folder, error))?;
+        let log = |rank| {
+            let path = folder.join(format!("rank-{rank}.log"));
+            let log = Log::create(&path).map_err(|error| failed(&path, error))?;
+            Ok(Some(log))
+        };
+        ranks.map(log).collect()
+    }
+
+    fn start_rank(&self, rank: usize, log: Option<Log>) -> io::Result<Rank> {
         let (report, report_writer) = io::pipe()?;
-        let mut command = Command::new(&self.program);
+        let mut command = Command::new(&self.plan.program);
         command
-            .args(&self.arguments)
+            .args(&self.plan.arguments)
             .envs(self.variables.iter().map(|(name, value)| (name, value)));
         command
             .env(env::RANK, rank.to_string())
-            .env(env::LOCAL_RANK, rank.to_string());
+            .env(env::LOCAL_RANK, (rank - self.plan.ranks.start).to_string());
         if rank == 0 {
             // Rank 0 has the user's own output, so that progress bars see their terminal and the last line is the
             // program's. It is in a background process group, so reading from a terminal would stop it.
@@ -122,10 +158,10 @@ impl Job {
                 command.stdin(Stdio::null());
             }
         } else {
-            command
-                .stdin(Stdio::null())
-                .stdout(Stdio::piped())
-                .stderr(Stdio::piped());
+            command.stdin(Stdio::null());
+        }
+        if rank != 0 || log.is_some() {
+            command.stdout(Stdio::piped()).stderr(Stdio::piped());
         }
         let mut child = self.spawn(&mut command, rank, &report_writer)?;
         drop(report_writer);
@@ -137,19 +173,32 @@ impl Job {
                 forward(report, rank, events)
             })
             .and_then(|()| {
-                let prefix = format!("[rank {rank}] ");
+                // On a terminal, rank 0 may have left a progress bar on the line.
+                let prefix = |terminal| match (rank, terminal) {
+                    (0, _) => String::new(),
+                    (_, true) => format!("\r\x1b[2K[rank {rank}] "),
+                    (_, false) => format!("[rank {rank}] "),
+                };
                 if let Some(stdout) = child.stdout.take() {
-                    let prefix = prefix.clone();
+                    let prefix = prefix(io::stdout().is_terminal());
+                    let copies = Copies {
+                        tail: None,
+                        log: log.clone(),
+                    };
                     readers += 1;
                     self.reader(rank, "stdout", move |_, _| {
-                        pump(stdout, io::stdout(), &prefix, None)
+                        pump(stdout, io::stdout(), &prefix, &copies)
                     })?;
                 }
                 if let Some(stderr) = child.stderr.take() {
-                    let tail = tail.clone();
+                    let prefix = prefix(io::stderr().is_terminal());
+                    let copies = Copies {
+                        tail: Some(tail.clone()),
+                        log,
+                    };
                     readers += 1;
                     self.reader(rank, "stderr", move |_, _| {
-                        pump(stderr, io::stderr(), &prefix, Some(&tail))
+                        pump(stderr, io::stderr(), &prefix, &copies)
                     })?;
                 }
                 Ok(())
@@ -164,6 +213,8 @@ impl Job {
             child,
             tail,
             readers,
+            #[cfg(unix)]
+            guard: self.guard.clone(),
         })
     }
 
@@ -201,13 +252,21 @@ impl Job {
         command.env(env::LIFELINE_FD, self.lifeline.0.as_raw_fd().to_string());
         command.env(env::REPORT_FD, report.as_raw_fd().to_string());
         let mut descriptors = vec![self.lifeline.0.as_fd(), report.as_fd()];
-        if rank == 0 {
-            command.env(env::LISTEN_FD, self.listener.as_raw_fd().to_string());
-            descriptors.push(self.listener.as_fd());
+        match self.plan.master.listener(rank) {
+            Some(listener) => {
+                command.env(env::LISTEN_FD, listener.as_raw_fd().to_string());
+                descriptors.push(listener.as_fd());
+            }
+            // That of a launcher around this one means nothing here.
+            None => drop(command.env_remove(env::LISTEN_FD)),
         }
-        let _guard = INHERITABLE.lock().unwrap_or_else(PoisonError::into_inner);
+        let _one = INHERITABLE.lock().unwrap_or_else(PoisonError::into_inner);
         let _inheritable = Inheritable::new(descriptors)?;
-        command.spawn()
+        let child = command.spawn()?;
+        if let Some(guard) = &self.guard {
+            guard.watch(child.id());
+        }
+        Ok(child)
     }
 
     /// Sockets cannot be handed over here: the listener is closed and rank 0 binds the port anew.

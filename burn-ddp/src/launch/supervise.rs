@@ -3,11 +3,12 @@
 use super::{
     LaunchError,
     error::{FailureReport, Outcome, RankFailure},
-    process::{kill, reap, terminate},
+    process::{is_stopped, kill, terminate},
     report::{self, Kind, Record},
     spawn::Rank,
 };
 use std::{
+    collections::BTreeMap,
     process::Child,
     sync::mpsc::{Receiver, RecvTimeoutError},
     time::{Duration, Instant},
@@ -53,6 +54,8 @@ struct Member {
     /// What it reported: the last failure of its training function, and the last panic anywhere.
     failure: Option<Record>,
     panic: Option<Record>,
+    /// A signal had stopped it when the launcher lost patience.
+    stopped: bool,
     end: Option<End>,
 }
 
@@ -65,6 +68,8 @@ struct End {
 /// Supervises the ranks of a launch. Ranks that are left when it is dropped are killed.
 pub(super) struct Supervisor {
     members: Vec<Member>,
+    /// Of the whole job.
+    world_size: usize,
     phase: Phase,
     grace: Duration,
     /// The signal that told the launcher to stop.
@@ -73,18 +78,20 @@ pub(super) struct Supervisor {
 }
 
 impl Supervisor {
-    pub(super) fn new(ranks: Vec<Rank>, grace: Duration) -> Self {
+    pub(super) fn new(ranks: Vec<Rank>, world_size: usize, grace: Duration) -> Self {
         let readers = ranks.iter().map(|rank| rank.readers).sum();
         let member = |rank: Rank| Member {
             pid: rank.child.id(),
             rank,
             failure: None,
             panic: None,
+            stopped: false,
             end: None,
         };
         let members = ranks.into_iter().map(member).collect();
         Self {
             members,
+            world_size,
             phase: Phase::Running,
             grace,
             signal: None,
@@ -127,7 +134,7 @@ impl Supervisor {
             .iter_mut()
             .filter(|member| member.end.is_none())
         {
-            if let Some(outcome) = reap(&mut member.rank.child) {
+            if let Some(outcome) = member.rank.reap() {
                 // An end of its own choice keeps its code also while the launcher is ending things.
                 let outcome = match outcome {
                     Outcome::Signal(_) if stopping && member.failure.is_none() => Outcome::Stopped,
@@ -149,6 +156,9 @@ impl Supervisor {
                 self.phase = Phase::Grace(now + self.grace);
             }
             Phase::Grace(until) if now >= until => {
+                for member in self.members.iter_mut().filter(|m| m.end.is_none()) {
+                    member.stopped = is_stopped(&member.rank.child);
+                }
                 self.signal_all(terminate);
                 self.phase = Phase::Asked(now + self.grace);
             }
@@ -224,12 +234,14 @@ impl Supervisor {
     }
 
     fn verdict(&mut self) -> Result<(), LaunchError> {
+        let silent = self.silent();
+        let failure = |member: &Member| member.failure(silent.get(&member.rank.rank).copied());
         let mut failures: Vec<(u64, RankFailure)> =
-            self.members.iter().filter_map(Member::failure).collect();
+            self.members.iter().filter_map(failure).collect();
         // Consequences come after causes, whatever the clock says: a rank can notice a peer's death before
         // the launcher does.
         failures.sort_by_key(|(nanos, failure)| (failure.rank_in_blame(), *nanos));
-        let world_size = self.members.len();
+        let world_size = self.world_size;
         let mut failures = failures.into_iter().map(|(_, failure)| failure);
         match (self.signal, failures.next()) {
             (Some(signal), _) => Err(LaunchError::Signalled { signal }),
@@ -238,9 +250,28 @@ impl Supervisor {
                 world_size,
                 first,
                 others: failures.collect(),
+                generation: self
+                    .members
+                    .iter()
+                    .filter_map(|member| member.last_word()?.generation)
+                    .max(),
             }))),
             (None, None) => Ok(()),
         }
+    }
+}
+
+impl Supervisor {
+    /// The ranks that others miss, and since when.
+    fn silent(&self) -> BTreeMap<usize, u64> {
+        let mut silent = BTreeMap::new();
+        for record in self.members.iter().filter_map(Member::last_word) {
+            for rank in &record.silent {
+                let since = silent.entry(*rank).or_insert(record.nanos);
+                *since = record.nanos.min(*since);
+            }
+        }
+        silent
     }
 }
 
@@ -251,8 +282,7 @@ impl Drop for Supervisor {
             .iter_mut()
             .filter(|member| member.end.is_none())
         {
-            kill(&mut member.rank.child);
-            let _ = member.rank.child.wait();
+            member.rank.end();
         }
     }
 }
@@ -265,28 +295,53 @@ impl Member {
         self.failure.is_some() || self.end.is_some_and(|end| end.outcome != Outcome::Exit(0))
     }
 
-    /// With the time at which it began.
-    fn failure(&self) -> Option<(u64, RankFailure)> {
-        let end = self.end?;
-        if !self.has_failed() {
-            return None;
-        }
+    /// Why it failed, in its own words.
+    fn last_word(&self) -> Option<&Record> {
         // Without a last word, an exit code or an abort may come from a panic outside the training function.
-        let last_word = match end.outcome {
+        match self.end?.outcome {
             Outcome::Exit(_) | Outcome::Signal(SIGABRT) => {
                 self.failure.as_ref().or(self.panic.as_ref())
             }
             _ => self.failure.as_ref(),
-        };
-        let failure = RankFailure {
+        }
+    }
+
+    /// With the time at which it began; `missed` since when others have missed this rank.
+    fn failure(&self, missed: Option<u64>) -> Option<(u64, RankFailure)> {
+        let end = self.end?;
+        let mut failure = RankFailure {
             rank: self.rank.rank,
             pid: self.pid,
             outcome: end.outcome,
-            cause: last_word.map(|record| record.text.clone()),
-            secondary: last_word.is_some_and(|record| record.secondary),
+            cause: None,
+            secondary: false,
             stderr: self.rank.tail.lines(),
         };
-        Some((last_word.map_or(end.nanos, |record| record.nanos), failure))
+        if let Some(record) = self.last_word().filter(|_| self.has_failed()) {
+            failure.cause = Some(record.text.clone());
+            failure.secondary = record.secondary;
+            return Some((record.nanos, failure));
+        }
+        // It cannot be told when a silent rank came to grief, but it was before the others noticed.
+        let missed = missed.map(|nanos| nanos.saturating_sub(1));
+        match (end.outcome, missed) {
+            (Outcome::Stopped | Outcome::Unkillable, Some(nanos)) => {
+                let cause = if self.stopped {
+                    "it stopped answering: a signal (SIGSTOP, SIGTSTP) or a debugger had stopped it"
+                } else {
+                    "it stopped answering: it may be stuck in a loop, a system call or a device"
+                };
+                failure.outcome = Outcome::Unresponsive;
+                failure.cause = Some(cause.to_owned());
+                Some((nanos, failure))
+            }
+            (Outcome::Exit(0), Some(nanos)) => {
+                let cause = "its process ended in the middle of the job, without an error";
+                failure.cause = Some(cause.to_owned());
+                Some((nanos, failure))
+            }
+            _ => self.has_failed().then_some((end.nanos, failure)),
+        }
     }
 }
 

@@ -54,8 +54,8 @@ impl Bucket {
         );
     }
 
-    /// Zeros for what this rank did not use, and the control tail.
-    pub(super) fn seal(&mut self, window: Option<u8>) {
+    /// Zeros for what this rank did not use, and the control tail; `windows` in the first bucket.
+    pub(super) fn seal(&mut self, windows: &[u8]) {
         let input = self.buffer.input();
         for (place, gradient) in self.plan.placements.iter().zip(&self.gradients) {
             if gradient.is_none() {
@@ -64,7 +64,11 @@ impl Bucket {
         }
         let flags = self.gradients.iter().map(|g| u8::from(g.is_some()));
         let range = self.plan.data_bytes..self.plan.bytes();
-        tail::write(&mut input[range], self.plan.dtype, flags.chain(window));
+        tail::write(
+            &mut input[range],
+            self.plan.dtype,
+            flags.chain(windows.iter().copied()),
+        );
     }
 
     /// Reduces the bucket and takes the result out of it. Runs on the communication thread.
@@ -105,11 +109,10 @@ impl Bucket {
                 )),
             };
         }
-        let window = tail.next();
-        drop(tail);
+        let windows = tail.collect();
         Ok(Reduced {
             bucket: self,
-            window,
+            windows,
             started,
             finished: Instant::now(),
         })
@@ -121,8 +124,8 @@ impl Bucket {
 pub(super) struct Reduced {
     /// Its `gradients` are the reduced ones; `None` where no rank used the parameter.
     pub(super) bucket: Bucket,
-    /// The reduced window length, in the first bucket.
-    pub(super) window: Option<f64>,
+    /// The ranks' window lengths as they were reduced, in the first bucket.
+    pub(super) windows: Vec<f64>,
     pub(super) started: Instant,
     pub(super) finished: Instant,
 }

@@ -1,6 +1,7 @@
 //! Why a round of gradient reduction failed.
 
 use crate::group::{DType, GroupError, QueueClosed};
+use std::collections::BTreeMap;
 
 /// Why gradients could not be averaged.
 ///
@@ -25,16 +26,15 @@ pub enum ReducerError {
     },
     /// The ranks closed accumulation windows of different lengths.
     #[error(
-        "rank {rank}: accumulation windows differ: this rank accumulated {window} backward pass(es), the mean over \
-         all ranks is {mean} (counted modulo 128). Every rank must leave `no_sync` after the same number of backward passes"
+        "rank {rank}: accumulation windows differ: {} (counted modulo 128). Every rank must leave `no_sync` after the same \
+         number of backward passes",
+        by_length(windows)
     )]
     UnequalWindows {
         /// The rank that reports.
         rank: usize,
-        /// Backward passes in this rank's window.
-        window: u32,
-        /// Mean over ranks, modulo 128.
-        mean: f64,
+        /// Backward passes in the window of each rank, in rank order, modulo 128.
+        windows: Vec<u32>,
     },
     /// The gradient has another element type than the parameter had at wrap.
     #[error(
@@ -118,6 +118,22 @@ pub enum ReducerError {
     /// The communication thread is gone.
     #[error(transparent)]
     Queue(#[from] QueueClosed),
+}
+
+/// "3 backward pass(es) on rank(s) [0, 2], 4 on [1]".
+fn by_length(windows: &[u32]) -> String {
+    let mut ranks = BTreeMap::<u32, Vec<usize>>::new();
+    for (rank, window) in windows.iter().enumerate() {
+        ranks.entry(*window).or_default().push(rank);
+    }
+    let each = ranks
+        .iter()
+        .enumerate()
+        .map(|(i, (window, ranks))| match i {
+            0 => format!("{window} backward pass(es) on rank(s) {ranks:?}"),
+            _ => format!("{window} on {ranks:?}"),
+        });
+    each.collect::<Vec<_>>().join(", ")
 }
 
 impl ReducerError {

@@ -45,6 +45,9 @@ use std::{
 };
 use trace::RoundClock;
 
+/// Window lengths are compared modulo this.
+const WINDOW_MODULUS: u32 = 128;
+
 type Result<T, E = ReducerError> = std::result::Result<T, E>;
 
 /// What the reducer has done so far on this rank.
@@ -143,7 +146,7 @@ impl Reducer {
     fn make_buckets(&mut self, order: &[usize]) -> Result<()> {
         // The old buckets' memory is given back before the new is taken.
         self.buckets.clear();
-        for plan in assign(&self.layout, order, self.caps) {
+        for plan in assign(&self.layout, order, self.caps, self.group.world_size()) {
             for (index, place) in plan.placements.iter().enumerate() {
                 self.places[place.slot] = (self.buckets.len(), index);
             }
@@ -220,7 +223,12 @@ impl Reducer {
             return Err(ReducerError::Interrupted { rank: self.rank() });
         };
         self.next += 1;
-        bucket.seal((index == 0).then(|| self.window_code()));
+        let windows = if index == 0 {
+            self.window_codes()
+        } else {
+            Vec::new()
+        };
+        bucket.seal(&windows);
         let layout = &self.layout;
         let slots = bucket.plan.placements.iter().map(|p| p.slot);
         self.current.buckets.push(BucketTrace {
@@ -240,30 +248,32 @@ impl Reducer {
         Ok(())
     }
 
-    /// Window lengths travel as small whole numbers, exact in every element type.
-    fn window_code(&self) -> u8 {
-        (self.window % 128) as u8
+    /// This rank's window length in its own place. They travel as small whole numbers, exact in every element type.
+    fn window_codes(&self) -> Vec<u8> {
+        let mut codes = vec![0; self.group.world_size()];
+        codes[self.rank()] = (self.window % WINDOW_MODULUS) as u8;
+        codes
     }
 
     /// Blocks until all buckets are back and returns the reduced gradient of each slot, `None` where
     /// no rank used it. After [`launch_rest`](Self::launch_rest).
     pub(crate) fn wait(&mut self) -> Result<Vec<Option<TensorData>>> {
         let mut gradients: Vec<Option<TensorData>> = vec![None; self.layout.len()];
-        let mut window = None;
+        let mut lengths = Vec::new();
         for index in 0..self.buckets.len() {
             let Some(work) = self.in_flight.pop_front() else {
                 return Err(ReducerError::Interrupted { rank: self.rank() });
             };
             let Reduced {
                 mut bucket,
-                window: tail,
+                windows,
                 started,
                 finished,
             } = work.wait()??;
             for (place, gradient) in bucket.plan.placements.iter().zip(&mut bucket.gradients) {
                 gradients[place.slot] = gradient.take();
             }
-            window = window.or(tail);
+            lengths.extend(windows);
             if let Some(trace) = self.current.buckets.get_mut(index) {
                 trace.started = self.clock.at(started);
                 trace.finished = self.clock.at(finished);
@@ -271,7 +281,7 @@ impl Reducer {
             self.buckets[index] = Some(bucket);
         }
         self.finish_trace(Instant::now());
-        self.check_window(window)?;
+        self.check_windows(&lengths)?;
         Ok(gradients)
     }
 
@@ -285,24 +295,20 @@ impl Reducer {
         self.totals.bytes_per_round = self.last.buckets.iter().map(|b| b.bytes).sum();
     }
 
-    /// Ranks whose windows differ all see it, or are told by one that does.
-    fn check_window(&self, reduced: Option<f64>) -> Result<()> {
-        let (Some(reduced), Some(first)) = (reduced, self.plans().next()) else {
-            return Ok(());
+    /// `reduced` is the same on every rank, so all of them come to the same answer.
+    fn check_windows(&self, reduced: &[f64]) -> Result<()> {
+        let scale = match self.op {
+            ReduceOp::Mean => self.group.world_size() as f64,
+            _ => 1.0,
         };
-        let world = self.group.world_size() as f64;
-        let (expected, divisor) = match self.op {
-            ReduceOp::Sum => (f64::from(self.window_code()) * world, world),
-            _ => (f64::from(self.window_code()), 1.0),
-        };
-        // Equal windows have a sum that was rounded once, to the bucket's type.
-        if reduced == tail::round(expected, first.dtype) {
+        // A mean was rounded to the bucket's type, by less than half a pass.
+        let windows: Vec<u32> = reduced.iter().map(|n| (n * scale).round() as u32).collect();
+        if windows.windows(2).all(|pair| pair[0] == pair[1]) {
             return Ok(());
         }
         Err(ReducerError::UnequalWindows {
             rank: self.rank(),
-            window: self.window,
-            mean: reduced / divisor,
+            windows,
         })
     }
 
@@ -314,7 +320,12 @@ impl Reducer {
         self.totals.collectives += 1;
         let first_use: Vec<usize> = order.into_iter().map(|slot| slot as usize).collect();
         let reversed: Vec<usize> = first_use.iter().rev().copied().collect();
-        if self.plans().ne(&assign(&self.layout, &reversed, self.caps)) {
+        if self.plans().ne(&assign(
+            &self.layout,
+            &reversed,
+            self.caps,
+            self.group.world_size(),
+        )) {
             self.make_buckets(&reversed)?;
         }
         Ok(first_use)

@@ -25,8 +25,8 @@ pub(crate) struct Placement {
 /// One bucket: gradients of one element type back to back, then the control tail.
 ///
 /// The tail is one element per parameter (1 when this rank used it, else 0) and, in the first
-/// bucket of a plan, one more for the length of the accumulation window. It is reduced with the
-/// data, so that every rank learns what the others used without another round trip.
+/// bucket of a plan, one per rank for the length of its accumulation window (0 in those of the others). It is reduced
+/// with the data, so that every rank learns what the others used without another round trip.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct BucketPlan {
     pub(crate) dtype: DType,
@@ -49,7 +49,12 @@ impl BucketPlan {
 ///
 /// The greedy fill by size limit is the one of S. Li et al., "PyTorch Distributed: Experiences on
 /// Accelerating Data Parallel Training", VLDB 2020, section 3.2.3.
-pub(crate) fn assign(layout: &Layout, order: &[usize], caps: BucketCaps) -> Vec<BucketPlan> {
+pub(crate) fn assign(
+    layout: &Layout,
+    order: &[usize],
+    caps: BucketCaps,
+    world_size: usize,
+) -> Vec<BucketPlan> {
     struct Open {
         plan: BucketPlan,
         last: usize,
@@ -95,7 +100,7 @@ pub(crate) fn assign(layout: &Layout, order: &[usize], caps: BucketCaps) -> Vec<
     done.sort_by_key(|b| b.last);
     let mut plans: Vec<BucketPlan> = done.into_iter().map(|b| b.plan).collect();
     if let Some(first) = plans.first_mut() {
-        first.tail_elements += 1;
+        first.tail_elements += world_size;
     }
     plans
 }
@@ -127,7 +132,7 @@ mod tests {
             first: 40,
             rest: 100,
         };
-        let plans = assign(&l, &[5, 4, 3, 2, 1, 0], caps);
+        let plans = assign(&l, &[5, 4, 3, 2, 1, 0], caps, 3);
         assert_eq!(
             plans.iter().map(slots).collect::<Vec<_>>(),
             [vec![5], vec![4, 3, 2], vec![1, 0]]
@@ -141,8 +146,8 @@ mod tests {
             }
         );
         assert_eq!(
-            plans[0].tail_elements, 2,
-            "one used flag and the window length"
+            plans[0].tail_elements, 4,
+            "one used flag and the window length of each rank"
         );
         assert_eq!(plans[1].bytes(), 120 + 3 * 4);
     }
@@ -159,7 +164,7 @@ mod tests {
             first: 1 << 20,
             rest: 1 << 20,
         };
-        let plans = assign(&l, &[1, 0, 2, 3], caps);
+        let plans = assign(&l, &[1, 0, 2, 3], caps, 2);
         assert_eq!(
             plans.iter().map(slots).collect::<Vec<_>>(),
             [vec![0, 2], vec![1, 3]]
@@ -171,7 +176,7 @@ mod tests {
     fn a_parameter_larger_than_the_cap_has_a_bucket_of_its_own() {
         let l = layout(&[(1, DType::F32), (1000, DType::F32), (1, DType::F32)]);
         let caps = BucketCaps { first: 4, rest: 64 };
-        let plans = assign(&l, &[0, 1, 2], caps);
+        let plans = assign(&l, &[0, 1, 2], caps, 2);
         assert_eq!(
             plans.iter().map(slots).collect::<Vec<_>>(),
             [vec![0], vec![1], vec![2]]
@@ -180,6 +185,6 @@ mod tests {
 
     #[test]
     fn no_parameters_make_no_buckets() {
-        assert!(assign(&Layout::default(), &[], BucketCaps { first: 1, rest: 1 }).is_empty());
+        assert!(assign(&Layout::default(), &[], BucketCaps { first: 1, rest: 1 }, 2).is_empty());
     }
 }

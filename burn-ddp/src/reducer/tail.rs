@@ -27,16 +27,6 @@ pub(super) fn read(tail: &[u8], dtype: DType) -> impl Iterator<Item = f64> {
         })
 }
 
-/// `value` as an element of `dtype` holds it.
-pub(super) fn round(value: f64, dtype: DType) -> f64 {
-    match dtype {
-        DType::F64 => value,
-        DType::F16 => f16::from_f64(value).to_f64(),
-        DType::BF16 => bf16::from_f64(value).to_f64(),
-        _ => f64::from(value as f32),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

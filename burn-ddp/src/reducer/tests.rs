@@ -244,29 +244,35 @@ fn wrong_type_and_size_name_the_parameter() {
 fn ddp_04_windows_of_different_length_are_an_error() {
     let l = layout(&[("w", 1, DType::F32)]);
     for op in [ReduceOp::Mean, ReduceOp::Sum] {
-        let all = ranks(2, &l, op, |rank, mut reducer| {
-            reducer.begin(if rank == 0 { 3 } else { 4 });
+        // The mean of all is rank 1's own.
+        let all = ranks(3, &l, op, |rank, mut reducer| {
+            reducer.begin([3, 4, 5][rank]);
             reducer.pack(0, data(&[1.0])).unwrap();
             reducer.launch_rest().unwrap();
             reducer.wait().unwrap_err().to_string()
         });
         for error in all {
-            assert!(error.contains("the mean over all ranks is 3.5"), "{error}");
+            let counts = "3 backward pass(es) on rank(s) [0], 4 on [1], 5 on [2]";
+            assert!(error.contains(counts), "{error}");
         }
     }
 }
 
 #[test]
-fn ddp_04_equal_windows_are_equal_in_every_element_type() {
-    // 87 * 3 is no bf16 number: the sum of the ranks' window lengths is rounded.
+fn ddp_04_windows_are_compared_exactly_in_every_element_type() {
+    // 127 / 3 is no bf16 number: the mean of the ranks' window lengths is rounded.
     let l = layout(&[("w", 1, DType::BF16)]);
-    ranks(3, &l, ReduceOp::Sum, |_, mut reducer| {
-        reducer.begin(87);
-        let one = TensorData::new(vec![bf16::from_f32(1.0)], [1]);
-        reducer.pack(0, one).unwrap();
-        reducer.launch_rest().unwrap();
-        reducer.wait().unwrap();
-    });
+    for op in [ReduceOp::Mean, ReduceOp::Sum] {
+        for (last, equal) in [(127, true), (126, false)] {
+            ranks(3, &l, op, |rank, mut reducer| {
+                reducer.begin(if rank == 2 { last } else { 127 });
+                let one = TensorData::new(vec![bf16::from_f32(1.0)], [1]);
+                reducer.pack(0, one).unwrap();
+                reducer.launch_rest().unwrap();
+                assert_eq!(reducer.wait().is_ok(), equal);
+            });
+        }
+    }
 }
 
 #[test]

@@ -1,37 +1,27 @@
 //! Who this process is in its job, from arguments and from the environment.
 //!
 //! Explicit arguments beat the environment. The environment is read by families of variables
-//! ([`FAMILIES`]), the first that is present as a whole; half a family is an error.
+//! ([`Family`]), the first that is present; half a family is an error.
 
 use super::{
+    family::Family,
     secret::Secret,
     settings::{Endpoint, Heartbeat, Overrides, Rendezvous, SettingsError, Transport},
 };
 use std::{num::NonZeroUsize, os::fd::RawFd, time::Duration};
 
-/// Names under which a launcher says who a process is.
-struct Family {
-    name: &'static str,
-    rank: &'static str,
-    world_size: &'static str,
-    local_rank: &'static str,
-    local_world_size: &'static str,
-}
-
-/// In order of precedence.
-const FAMILIES: &[Family] = &[
-    // torchrun, Kubeflow's operators and burn-ddp's own launcher.
-    Family {
-        name: "RANK/WORLD_SIZE",
-        rank: "RANK",
-        world_size: "WORLD_SIZE",
-        local_rank: "LOCAL_RANK",
-        local_world_size: "LOCAL_WORLD_SIZE",
-    },
-];
-
-const MASTER_ADDR: &str = "MASTER_ADDR";
-const MASTER_PORT: &str = "MASTER_PORT";
+/// Global rank of a process, `0..WORLD_SIZE`. The names without prefix are torchrun's and Kubeflow's.
+pub const RANK: &str = "RANK";
+/// Number of processes of the job.
+pub const WORLD_SIZE: &str = "WORLD_SIZE";
+/// Rank within the machine.
+pub const LOCAL_RANK: &str = "LOCAL_RANK";
+/// Number of the job's processes on the machine.
+pub const LOCAL_WORLD_SIZE: &str = "LOCAL_WORLD_SIZE";
+/// Where rank 0 can be reached: a name or an address.
+pub const MASTER_ADDR: &str = "MASTER_ADDR";
+/// The port of rank 0's rendezvous.
+pub const MASTER_PORT: &str = "MASTER_PORT";
 /// How often the launcher has restarted the job.
 pub const GENERATION: &str = "BURN_DDP_GENERATION";
 /// The job's secret, the same text in all processes: 16 random bytes or more, as from `openssl rand -hex 32`.
@@ -67,7 +57,7 @@ impl Rendezvous {
         };
         let size =
             NonZeroUsize::new(world_size).ok_or(too_large("rank", rank, "the world size", 0))?;
-        Self::read(overrides, rank, size, &|_| None)
+        Self::read(None, overrides, rank, size, &|_| None)
     }
 
     /// From the environment alone. `None` if no launcher has said who this process is.
@@ -86,59 +76,48 @@ impl Rendezvous {
     ///
     /// See [`from_env`](Self::from_env).
     pub fn resolve(overrides: Overrides) -> Result<Option<Self>, SettingsError> {
-        // A value that is not Unicode is as malformed as any other; its lossy form is what the error shows.
-        Self::resolve_with(overrides, &|name| {
-            std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
-        })
+        Self::resolve_with(overrides, &system)
     }
 
     fn resolve_with(
         mut overrides: Overrides,
         lookup: Lookup<'_>,
     ) -> Result<Option<Self>, SettingsError> {
-        let source = if overrides.rank.is_some() && overrides.world_size.is_some() {
-            "arguments"
+        let (family, source) = if overrides.rank.is_some() && overrides.world_size.is_some() {
+            (None, "arguments")
         } else {
-            let present = |family: &&Family| {
-                lookup(family.rank).is_some() || lookup(family.world_size).is_some()
-            };
-            let Some(family) = FAMILIES.iter().find(present) else {
+            let Some(family) = Family::find(lookup) else {
                 return match (overrides.rank, overrides.world_size) {
                     (None, None) => Ok(None),
-                    (Some(_), _) => Err(SettingsError::Missing {
-                        missing: "WORLD_SIZE",
-                        present: "the argument rank",
-                    }),
-                    _ => Err(SettingsError::Missing {
-                        missing: "RANK",
-                        present: "the argument world_size",
-                    }),
+                    (Some(_), _) => Err(missing(&[WORLD_SIZE], &["the argument rank"])),
+                    _ => Err(missing(&[RANK], &["the argument world_size"])),
                 };
             };
-            let number = |name| optional(lookup, name, usize_of);
-            let missing = |missing, present| SettingsError::Missing { missing, present };
             if overrides.rank.is_none() {
-                let rank = number(family.rank)?.ok_or(missing(family.rank, family.world_size))?;
-                overrides.rank = Some(rank);
+                overrides.rank = family.rank(lookup)?;
                 // The machine's numbers belong to the process that the rank names.
-                overrides.local_rank = overrides.local_rank.or(number(family.local_rank)?);
+                overrides.local_rank = overrides.local_rank.or(family.local_rank(lookup)?);
                 overrides.local_world_size = overrides
                     .local_world_size
-                    .or(number(family.local_world_size)?);
+                    .or(family.local_world_size(lookup)?);
             }
             if overrides.world_size.is_none() {
-                overrides.world_size = Some(
-                    number(family.world_size)?.ok_or(missing(family.world_size, family.rank))?,
-                );
+                overrides.world_size = family.world_size(lookup)?;
             }
-            family.name
+            if overrides.master_addr.is_none() {
+                overrides.master_addr = family.master_addr(lookup)?;
+            }
+            if overrides.master_port.is_none() {
+                overrides.master_port = family.master_port(lookup)?;
+            }
+            (Some(family), family.name)
         };
-        let (rank, size) = (
-            overrides.rank.unwrap_or(0),
-            overrides.world_size.unwrap_or(0),
-        );
-        let world_size = NonZeroUsize::new(size).ok_or(too_large("RANK", rank, "WORLD_SIZE", 0))?;
-        let settings = Self::read(overrides, rank, world_size, lookup)?;
+        let (Some(rank), Some(size)) = (overrides.rank, overrides.world_size) else {
+            return Err(incomplete(family, &overrides, lookup));
+        };
+        let names = names(family);
+        let world_size = NonZeroUsize::new(size).ok_or(too_large(names.0, rank, names.1, 0))?;
+        let settings = Self::read(family, overrides, rank, world_size, lookup)?;
         tracing::info!(
             "rank {rank} of {world_size}, generation {}, from {source}; rank 0 at {}",
             settings.generation,
@@ -148,38 +127,31 @@ impl Rendezvous {
     }
 
     fn read(
+        family: Option<&Family>,
         overrides: Overrides,
         rank: usize,
         world_size: NonZeroUsize,
         lookup: Lookup<'_>,
     ) -> Result<Self, SettingsError> {
-        within("RANK", rank, "WORLD_SIZE", world_size.get())?;
+        let (rank_name, size_name) = names(family);
+        within(rank_name, rank, size_name, world_size.get())?;
         if let Some(local_rank) = overrides.local_rank {
             let size = overrides.local_world_size.unwrap_or(world_size.get());
             within("LOCAL_RANK", local_rank, "LOCAL_WORLD_SIZE", size)?;
         }
         let listen_fd = optional(lookup, LISTEN_FD, fd_of)?.filter(|_| rank == 0);
-        let alone = world_size.get() == 1;
-        let required = |missing| SettingsError::Missing {
-            missing,
-            present: "WORLD_SIZE",
+        let addr = overrides.master_addr.clone();
+        let addr = addr.map_or_else(|| optional(lookup, MASTER_ADDR, text_of), |a| Ok(Some(a)))?;
+        let port = overrides.master_port;
+        let port = port.map_or_else(|| optional(lookup, MASTER_PORT, port_of), |p| Ok(Some(p)))?;
+        let (master_addr, master_port) = match (addr, port) {
+            (Some(addr), Some(port)) => (addr, port),
+            (addr, port) if world_size.get() == 1 => {
+                (addr.unwrap_or("127.0.0.1".to_owned()), port.unwrap_or(0))
+            }
+            _ => return Err(incomplete(family, &overrides, lookup)),
         };
-        let master_addr = match overrides
-            .master_addr
-            .map_or_else(|| optional(lookup, MASTER_ADDR, text_of), |a| Ok(Some(a)))?
-        {
-            Some(addr) => addr,
-            None if alone => "127.0.0.1".to_owned(),
-            None => return Err(required(MASTER_ADDR)),
-        };
-        let master_port = match overrides
-            .master_port
-            .map_or_else(|| optional(lookup, MASTER_PORT, port_of), |p| Ok(Some(p)))?
-        {
-            Some(port) => port,
-            None if alone => 0,
-            None => return Err(required(MASTER_PORT)),
-        };
+        let variables = Variables::read(lookup)?;
         Ok(Self {
             rank,
             world_size,
@@ -187,26 +159,96 @@ impl Rendezvous {
             local_world_size: overrides.local_world_size,
             master_addr,
             master_port,
-            generation: optional(lookup, GENERATION, generation_of)?.unwrap_or(0),
-            secret: secret(lookup)?,
+            generation: variables.generation.unwrap_or(0),
+            secret: variables.secret,
             listener: None,
             listen_fd,
-            rendezvous_timeout: optional(lookup, RENDEZVOUS_TIMEOUT, seconds_of)?
+            rendezvous_timeout: variables
+                .rendezvous_timeout
                 .unwrap_or(Self::DEFAULT_RENDEZVOUS_TIMEOUT),
-            operation_timeout: optional(lookup, TIMEOUT, seconds_of)?
-                .unwrap_or(Self::DEFAULT_OPERATION_TIMEOUT),
+            operation_timeout: variables.timeout.unwrap_or(Self::DEFAULT_OPERATION_TIMEOUT),
             heartbeat: Heartbeat::default(),
-            transport: optional(lookup, TRANSPORT, transport_of)?.unwrap_or_default(),
+            transport: variables.transport.unwrap_or_default(),
         })
     }
 }
 
-type Lookup<'a> = &'a dyn Fn(&str) -> Option<String>;
+/// What is the same in all processes of a job.
+struct Variables {
+    generation: Option<u32>,
+    secret: Option<Secret>,
+    rendezvous_timeout: Option<Duration>,
+    timeout: Option<Duration>,
+    transport: Option<Transport>,
+}
+
+impl Variables {
+    fn read(lookup: Lookup<'_>) -> Result<Self, SettingsError> {
+        Ok(Self {
+            generation: optional(lookup, GENERATION, generation_of)?,
+            secret: secret(lookup)?,
+            rendezvous_timeout: optional(lookup, RENDEZVOUS_TIMEOUT, seconds_of)?,
+            timeout: optional(lookup, TIMEOUT, seconds_of)?,
+            transport: optional(lookup, TRANSPORT, transport_of)?,
+        })
+    }
+}
+
+/// For a launcher: finds a mistake in the variables that all ranks will read before any of them starts.
+pub(crate) fn check_variables() -> Result<(), SettingsError> {
+    Variables::read(&system).map(|_| ())
+}
+
+/// A value that is not Unicode is as malformed as any other; its lossy form is what the error shows.
+fn system(name: &str) -> Option<String> {
+    std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
+}
+
+fn missing(missing: &[&'static str], present: &[&'static str]) -> SettingsError {
+    SettingsError::Missing {
+        missing: missing.to_vec(),
+        present: present.to_vec(),
+    }
+}
+
+/// Of rank and world size.
+fn names(family: Option<&Family>) -> (&'static str, &'static str) {
+    family.map_or((RANK, WORLD_SIZE), |f| (f.rank, f.world_size))
+}
+
+/// Everything that is missing, at once.
+fn incomplete(family: Option<&Family>, overrides: &Overrides, lookup: Lookup<'_>) -> SettingsError {
+    let (rank, world_size) = names(family);
+    let given = |name: &'static str, argument: bool| (name, argument || lookup(name).is_some());
+    let (present, missing): (Vec<_>, Vec<_>) = [
+        given(rank, overrides.rank.is_some()),
+        given(world_size, overrides.world_size.is_some()),
+        given(MASTER_ADDR, overrides.master_addr.is_some()),
+        given(MASTER_PORT, overrides.master_port.is_some()),
+    ]
+    .into_iter()
+    .partition(|(_, given)| *given);
+    let names = |list: Vec<(&'static str, bool)>| list.into_iter().map(|(name, _)| name).collect();
+    SettingsError::Missing {
+        missing: names(missing),
+        present: names(present),
+    }
+}
+
+/// Who a launcher has started this process as, if one has: its variables, the rank and the number of ranks. `None` for a
+/// number that is missing or wrong.
+pub(crate) fn started() -> Option<(&'static str, Option<usize>, Option<usize>)> {
+    let family = Family::find(&system)?;
+    let (rank, world_size) = (family.rank(&system), family.world_size(&system));
+    Some((family.name, rank.ok().flatten(), world_size.ok().flatten()))
+}
+
+pub(super) type Lookup<'a> = &'a dyn Fn(&str) -> Option<String>;
 
 /// What a variable should hold, and its value if it does.
-type Parse<T> = fn(&str) -> Result<T, &'static str>;
+pub(super) type Parse<T> = fn(&str) -> Result<T, &'static str>;
 
-fn optional<T>(
+pub(super) fn optional<T>(
     lookup: Lookup<'_>,
     variable: &'static str,
     parse: Parse<T>,
@@ -238,7 +280,7 @@ fn secret(lookup: Lookup<'_>) -> Result<Option<Secret>, SettingsError> {
         })
 }
 
-fn usize_of(text: &str) -> Result<usize, &'static str> {
+pub(super) fn usize_of(text: &str) -> Result<usize, &'static str> {
     text.parse().map_err(|_| "a whole number from 0")
 }
 
@@ -246,11 +288,11 @@ fn generation_of(text: &str) -> Result<u32, &'static str> {
     text.parse().map_err(|_| "a whole number from 0")
 }
 
-fn text_of(text: &str) -> Result<String, &'static str> {
+pub(super) fn text_of(text: &str) -> Result<String, &'static str> {
     Ok(text.to_owned())
 }
 
-fn port_of(text: &str) -> Result<u16, &'static str> {
+pub(super) fn port_of(text: &str) -> Result<u16, &'static str> {
     text.parse()
         .ok()
         .filter(|port| *port != 0)

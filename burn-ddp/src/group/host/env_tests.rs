@@ -76,15 +76,25 @@ fn ddp_26_no_family_is_no_launcher() {
 #[test]
 fn ddp_26_wrong_environments_name_variable_and_value() {
     let cases = [
-        (without("RANK"), "RANK is not set, but WORLD_SIZE is."),
-        (without("WORLD_SIZE"), "WORLD_SIZE is not set, but RANK is."),
+        (
+            without("RANK"),
+            "RANK is not set, but WORLD_SIZE, MASTER_ADDR and MASTER_PORT are. Set all of them",
+        ),
+        (
+            without("WORLD_SIZE"),
+            "WORLD_SIZE is not set, but RANK, MASTER_ADDR and MASTER_PORT are.",
+        ),
+        (
+            vec![("RANK", "0"), ("WORLD_SIZE", "2")],
+            "MASTER_ADDR and MASTER_PORT are not set, but RANK and WORLD_SIZE are.",
+        ),
         (
             without("MASTER_ADDR"),
-            "MASTER_ADDR is not set, but WORLD_SIZE is.",
+            "MASTER_ADDR is not set, but RANK, WORLD_SIZE and MASTER_PORT are.",
         ),
         (
             without("MASTER_PORT"),
-            "MASTER_PORT is not set, but WORLD_SIZE is.",
+            "MASTER_PORT is not set, but RANK, WORLD_SIZE and MASTER_ADDR are.",
         ),
         (with("RANK", ""), "RANK is set but empty"),
         (with("RANK", "  "), "RANK is set but empty"),
@@ -229,8 +239,8 @@ fn ddp_26_arguments_beat_the_environment() {
     assert_eq!(
         parse(one, &[]).unwrap_err(),
         SettingsError::Missing {
-            missing: "WORLD_SIZE",
-            present: "the argument rank"
+            missing: vec!["WORLD_SIZE"],
+            present: vec!["the argument rank"]
         }
     );
     assert!(matches!(
@@ -253,4 +263,253 @@ fn one_process_needs_no_address() {
         .unwrap()
         .unwrap();
     assert_eq!((settings.rank, settings.world_size.get()), (0, 1));
+}
+
+/// The place of a process: rank, world size, local rank, local world size, address and port of rank 0.
+type Place<'a> = (usize, usize, Option<usize>, Option<usize>, &'a str, u16);
+
+#[track_caller]
+fn assert_place(environment: &[(&str, &str)], expected: Place<'_>) {
+    let found = parse(Overrides::default(), environment).unwrap().unwrap();
+    let place = (
+        found.rank,
+        found.world_size.get(),
+        found.local_rank,
+        found.local_world_size,
+        found.master_addr.as_str(),
+        found.master_port,
+    );
+    assert_eq!(place, expected);
+}
+
+/// With `more` in the place of variables of the same name.
+fn and<'a>(base: &[(&'a str, &'a str)], more: &[(&'a str, &'a str)]) -> Vec<(&'a str, &'a str)> {
+    let kept = base
+        .iter()
+        .filter(|(name, _)| more.iter().all(|(other, _)| name != other));
+    kept.chain(more).copied().collect()
+}
+
+const MASTER: [(&str, &str); 2] = [("MASTER_ADDR", "10.0.0.1"), ("MASTER_PORT", "29500")];
+
+/// All that torchrun sets, in the second process of the second of two machines.
+const TORCHRUN: [(&str, &str); 14] = [
+    ("LOCAL_RANK", "1"),
+    ("RANK", "3"),
+    ("GROUP_RANK", "1"),
+    ("ROLE_RANK", "3"),
+    ("ROLE_NAME", "default"),
+    ("LOCAL_WORLD_SIZE", "2"),
+    ("WORLD_SIZE", "4"),
+    ("GROUP_WORLD_SIZE", "2"),
+    ("ROLE_WORLD_SIZE", "4"),
+    ("MASTER_ADDR", "node-0"),
+    ("MASTER_PORT", "29400"),
+    ("TORCHELASTIC_RESTART_COUNT", "0"),
+    ("TORCHELASTIC_MAX_RESTARTS", "3"),
+    ("TORCHELASTIC_RUN_ID", "none"),
+];
+
+/// `mpirun -n 4 --map-by ppr:2:node`, Open MPI 5.
+const OPEN_MPI: [(&str, &str); 8] = [
+    ("OMPI_COMM_WORLD_SIZE", "4"),
+    ("OMPI_COMM_WORLD_RANK", "2"),
+    ("OMPI_COMM_WORLD_LOCAL_SIZE", "2"),
+    ("OMPI_COMM_WORLD_LOCAL_RANK", "0"),
+    ("OMPI_COMM_WORLD_NODE_RANK", "0"),
+    ("OMPI_UNIVERSE_SIZE", "4"),
+    ("PMIX_RANK", "2"),
+    ("PMIX_NAMESPACE", "prterun-head-77@1"),
+];
+
+/// `mpiexec -n 3 -ppn 2` of MPICH.
+const HYDRA: [(&str, &str); 6] = [
+    ("PMI_RANK", "1"),
+    ("PMI_SIZE", "3"),
+    ("PMI_FD", "9"),
+    ("MPI_LOCALRANKID", "1"),
+    ("MPI_LOCALNRANKS", "2"),
+    ("GFORTRAN_UNBUFFERED_PRECONNECTED", "y"),
+];
+
+/// `srun --nodes=3 --ntasks=5` in a job of four nodes and eight tasks: task 4, alone on the step's last node.
+const SRUN: [(&str, &str); 17] = [
+    ("SLURM_JOB_ID", "65641"),
+    ("SLURM_JOBID", "65641"),
+    ("SLURM_JOB_NODELIST", "dev[06-09]"),
+    ("SLURM_NODELIST", "dev[06-09]"),
+    ("SLURM_JOB_NUM_NODES", "4"),
+    ("SLURM_NTASKS", "8"),
+    ("SLURM_TASKS_PER_NODE", "2(x4)"),
+    ("SLURM_PROCID", "4"),
+    ("SLURM_LOCALID", "0"),
+    ("SLURM_NODEID", "2"),
+    ("SLURM_STEP_ID", "1"),
+    ("SLURM_STEPID", "1"),
+    ("SLURM_STEP_NODELIST", "dev[07-09]"),
+    ("SLURM_STEP_NUM_NODES", "3"),
+    ("SLURM_STEP_NUM_TASKS", "5"),
+    ("SLURM_STEP_TASKS_PER_NODE", "2(x2),1"),
+    ("SLURM_LAUNCH_NODE_IPADDR", "10.9.9.9"),
+];
+
+/// A batch script under `sbatch --nodes=4 --ntasks=4`, before any srun.
+const SBATCH: [(&str, &str); 11] = [
+    ("SLURM_JOB_ID", "200505"),
+    ("SLURM_JOB_NODELIST", "gnode[10,20,25,37]"),
+    ("SLURM_NNODES", "4"),
+    ("SLURM_NTASKS", "4"),
+    ("SLURM_NPROCS", "4"),
+    ("SLURM_TASKS_PER_NODE", "1(x4)"),
+    ("SLURM_PROCID", "0"),
+    ("SLURM_LOCALID", "0"),
+    ("SLURM_NODEID", "0"),
+    ("SLURM_GTIDS", "0"),
+    ("SLURM_TASK_PID", "16360"),
+];
+
+#[test]
+fn ddp_26_torchrun() {
+    assert_place(&TORCHRUN, (3, 4, Some(1), Some(2), "node-0", 29400));
+}
+
+#[test]
+fn ddp_26_kubeflow() {
+    // The second worker of a PyTorchJob called `train`.
+    let pod = [
+        ("PYTHONUNBUFFERED", "0"),
+        ("MASTER_PORT", "23456"),
+        ("MASTER_ADDR", "train-master-0"),
+        ("WORLD_SIZE", "4"),
+        ("RANK", "2"),
+    ];
+    assert_place(&pod, (2, 4, None, None, "train-master-0", 23456));
+}
+
+#[test]
+fn ddp_26_open_mpi_and_hydra() {
+    let place = (2, 4, Some(0), Some(2), "10.0.0.1", 29500);
+    assert_place(&and(&OPEN_MPI, &MASTER), place);
+    let place = (1, 3, Some(1), Some(2), "10.0.0.1", 29500);
+    assert_place(&and(&HYDRA, &MASTER), place);
+}
+
+#[test]
+fn ddp_26_a_slurm_step_smaller_than_its_job() {
+    // 10000 + (8 * 65641 + 1) mod 20000
+    assert_place(&SRUN, (4, 5, Some(0), Some(1), "dev07", 15129));
+    let first = [
+        ("SLURM_NODEID", "1"),
+        ("SLURM_PROCID", "3"),
+        ("SLURM_LOCALID", "1"),
+    ];
+    assert_place(
+        &and(&SRUN, &first),
+        (3, 5, Some(1), Some(2), "dev07", 15129),
+    );
+    let place = (4, 5, Some(0), Some(1), "10.0.0.1", 29500);
+    assert_place(&and(&SRUN, &MASTER), place);
+    // On one node rank 0 is near, and needs no secret.
+    let one_node = [("SLURM_STEP_NUM_NODES", "1"), ("SLURM_STEP_ID", "0")];
+    let place = (4, 5, Some(0), Some(1), "127.0.0.1", 15128);
+    assert_place(&and(&SRUN, &one_node), place);
+    // `srun --mpi=pmi2`: MPICH's numbers, Slurm's nodes.
+    let pmi2 = [("PMI_RANK", "4"), ("PMI_SIZE", "5")];
+    assert_place(&and(&SRUN, &pmi2), (4, 5, None, None, "dev07", 15129));
+}
+
+#[test]
+fn ddp_26_slurm_without_tasks_is_no_launcher() {
+    for shell in [
+        SBATCH.to_vec(),
+        // A shell of `salloc`, which is an interactive step and keeps the numbers of its job.
+        and(
+            &SRUN,
+            &[
+                ("SLURM_STEP_ID", "4294967290"),
+                ("SLURM_STEP_NUM_TASKS", "2"),
+            ],
+        ),
+        // One task, which may start ranks itself.
+        and(&SRUN, &[("SLURM_STEP_NUM_TASKS", "1")]),
+    ] {
+        assert!(
+            parse(Overrides::default(), &shell).unwrap().is_none(),
+            "{shell:?}"
+        );
+    }
+}
+
+#[test]
+fn ddp_26_the_nearest_launcher_wins() {
+    let all = [&SRUN[..], &HYDRA, &OPEN_MPI, &TORCHRUN].concat();
+    assert_place(&all, (3, 4, Some(1), Some(2), "node-0", 29400));
+    let inside = [&SRUN[..], &HYDRA, &OPEN_MPI, &MASTER].concat();
+    assert_place(&inside, (2, 4, Some(0), Some(2), "10.0.0.1", 29500));
+    let inside = [&SRUN[..], &HYDRA].concat();
+    assert_place(&inside, (1, 3, Some(1), Some(2), "dev07", 15129));
+}
+
+#[test]
+fn ddp_26_half_a_family_is_an_error() {
+    let less = |all: &[(&'static str, &'static str)], name: &str| {
+        let kept = all.iter().copied().filter(|(key, _)| *key != name);
+        kept.collect::<Vec<_>>()
+    };
+    let cases = [
+        (
+            OPEN_MPI.to_vec(),
+            "MASTER_ADDR and MASTER_PORT are not set, but OMPI_COMM_WORLD_RANK and OMPI_COMM_WORLD_SIZE are.",
+        ),
+        (
+            less(&and(&OPEN_MPI, &MASTER), "OMPI_COMM_WORLD_SIZE"),
+            "OMPI_COMM_WORLD_SIZE is not set, but OMPI_COMM_WORLD_RANK, MASTER_ADDR and MASTER_PORT are.",
+        ),
+        (
+            less(&and(&HYDRA, &MASTER), "PMI_RANK"),
+            "PMI_RANK is not set, but PMI_SIZE, MASTER_ADDR and MASTER_PORT are.",
+        ),
+        (
+            less(&SRUN, "SLURM_PROCID"),
+            "SLURM_PROCID is not set, but SLURM_STEP_NUM_TASKS",
+        ),
+        (
+            less(&SRUN, "SLURM_JOB_ID"),
+            "MASTER_PORT is not set, but SLURM_PROCID",
+        ),
+        // The rest of a whole family further down is not taken instead.
+        (
+            less(&[&TORCHRUN[..], &OPEN_MPI].concat(), "WORLD_SIZE"),
+            "WORLD_SIZE is not set, but RANK",
+        ),
+        (
+            and(&SRUN, &[("SLURM_STEP_NODELIST", "dev[")]),
+            "SLURM_STEP_NODELIST is \"dev[\"",
+        ),
+        (
+            and(&SRUN, &[("SLURM_STEP_TASKS_PER_NODE", "2(x")]),
+            "SLURM_STEP_TASKS_PER_NODE is \"2(x\"",
+        ),
+        (
+            and(&SRUN, &[("SLURM_STEP_NUM_TASKS", "1(x2)")]),
+            "SLURM_STEP_NUM_TASKS is \"1(x2)\"",
+        ),
+        (
+            and(&HYDRA, &[("PMI_RANK", "")]),
+            "PMI_RANK is set but empty",
+        ),
+        (
+            and(&and(&HYDRA, &MASTER), &[("PMI_RANK", "3")]),
+            "PMI_RANK is 3, but PMI_SIZE is 3",
+        ),
+    ];
+    for (environment, expected) in cases {
+        let error = parse(Overrides::default(), &environment)
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains(expected),
+            "{error:?} should say {expected:?}"
+        );
+    }
 }

@@ -40,6 +40,7 @@ pub(crate) mod control;
 mod control_tcp;
 mod door;
 mod env;
+mod family;
 #[cfg(target_os = "linux")]
 mod hierarchical;
 mod poll;
@@ -49,12 +50,17 @@ mod secret;
 mod settings;
 #[cfg(target_os = "linux")]
 pub(crate) mod shm;
+mod slurm;
 mod spans;
 mod strangers;
 mod tcp;
 mod wire;
 
-pub use env::{GENERATION, LISTEN_FD, RENDEZVOUS_TIMEOUT, SECRET, TIMEOUT, TRANSPORT};
+pub use env::{
+    GENERATION, LISTEN_FD, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, RANK,
+    RENDEZVOUS_TIMEOUT, SECRET, TIMEOUT, TRANSPORT, WORLD_SIZE,
+};
+pub(crate) use env::{check_variables, started};
 pub use rendezvous_error::RendezvousError;
 pub use secret::{KeyFileError, Secret, ShortSecret};
 pub use settings::{Heartbeat, Overrides, Rendezvous, SettingsError, Transport};

@@ -103,6 +103,33 @@ pub enum RendezvousError {
         /// Its words.
         reason: String,
     },
+    /// This process is left over from before a restart.
+    #[error(
+        "rank 0 at {address} refused this process (rank {rank}): stale generation {stale}: the job has been restarted and is in generation \
+         {generation}"
+    )]
+    Stale {
+        /// The rank that reports.
+        rank: usize,
+        /// Where rank 0 is.
+        address: String,
+        /// This process's generation.
+        stale: u32,
+        /// The job's.
+        generation: u32,
+    },
+    /// Rank 0 waited for ranks that have been restarted meanwhile.
+    #[error(
+        "rank 0 of generation {stale} gives up: {by} is of generation {generation} already, so the job has been restarted"
+    )]
+    Superseded {
+        /// Rank 0's generation.
+        stale: u32,
+        /// The job's.
+        generation: u32,
+        /// Who said so.
+        by: String,
+    },
     /// The ranks' settings contradict each other; every rank gets the same text.
     #[error("rank {rank}: the processes of this job do not fit together: {reason}")]
     Inconsistent {
@@ -112,7 +139,10 @@ pub enum RendezvousError {
         reason: String,
     },
     /// Not all ranks came in time.
-    #[error("rank {rank}: rendezvous timed out after {elapsed:.1?}: {reason}")]
+    #[error(
+        "rank {rank}: rendezvous timed out after {elapsed:.1?}: {reason}. Check that every rank was started, that all have rank 0's \
+         MASTER_ADDR and MASTER_PORT, and that no firewall is in between; BURN_DDP_RENDEZVOUS_TIMEOUT (seconds) allows more time"
+    )]
     Timeout {
         /// The rank that reports.
         rank: usize,
@@ -145,4 +175,15 @@ pub enum RendezvousError {
     /// The ranks found each other, but the first common operation failed.
     #[error(transparent)]
     Group(#[from] GroupError),
+}
+
+impl RendezvousError {
+    /// The generation that the job is in, if this process is not of it.
+    pub(crate) fn later_generation(&self) -> Option<u32> {
+        match self {
+            RendezvousError::Stale { generation, .. }
+            | RendezvousError::Superseded { generation, .. } => Some(*generation),
+            _ => None,
+        }
+    }
 }

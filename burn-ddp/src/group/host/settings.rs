@@ -8,15 +8,17 @@ use std::{fmt, net::TcpListener, num::NonZeroUsize, os::fd::RawFd, time::Duratio
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SettingsError {
-    /// Half of what says who this process is.
+    /// Part of what says who this process is and where rank 0 is.
     #[error(
-        "{missing} is not set, but {present} is. Set both, or start the program with burn-ddp's launcher"
+        "{} not set, but {}. Set all of them, or start the program with burn-ddp's launcher",
+        are(missing),
+        are(present)
     )]
     Missing {
-        /// The variable that is needed.
-        missing: &'static str,
-        /// The one that makes it needed.
-        present: &'static str,
+        /// The variables that are needed.
+        missing: Vec<&'static str>,
+        /// Those that make them needed.
+        present: Vec<&'static str>,
     },
     /// A variable that holds nothing.
     #[error("{variable} is set but empty")]
@@ -55,6 +57,15 @@ pub enum SettingsError {
         /// The size.
         size: usize,
     },
+}
+
+/// "A is", "A, B and C are".
+fn are(names: &[&str]) -> String {
+    match names {
+        [] => String::new(),
+        [one] => format!("{one} is"),
+        [first @ .., last] => format!("{} and {last} are", first.join(", ")),
+    }
 }
 
 /// How the ranks' data travels.

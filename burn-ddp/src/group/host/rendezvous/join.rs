@@ -8,9 +8,10 @@ use super::{
         settings::{Endpoint, Rendezvous},
         wire,
     },
-    Answer, HELLO_LIMIT, Hello, Joined, answer_limit,
+    Answer, HELLO_LIMIT, Hello, Joined, REPORT_EVERY, answer_limit, first_report,
     resolve::{self, Resolver},
 };
+use crate::notice;
 use std::{
     collections::BTreeMap,
     io::{self, ErrorKind},
@@ -26,8 +27,6 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 const CONNECT_LIMIT: Duration = Duration::from_secs(3);
 /// For rank 0 to prove itself.
 const GREETING_LIMIT: Duration = Duration::from_secs(3);
-/// Between two lines of log while rank 0 cannot be reached.
-const REPORT_EVERY: Duration = Duration::from_secs(10);
 
 /// What one try at one address came to.
 enum Attempt {
@@ -50,7 +49,7 @@ pub(super) fn join_with(
     let deadline = start + settings.rendezvous_timeout;
     let mut tried = BTreeMap::new();
     let mut pause = FIRST_PAUSE;
-    let mut report = start + REPORT_EVERY;
+    let mut report = start + first_report(settings.rendezvous_timeout);
     loop {
         // Each round anew: a name may appear, or move, while the job starts.
         match resolve::resolve(settings, resolver) {
@@ -87,11 +86,12 @@ pub(super) fn join_with(
         if Instant::now() >= report {
             report += REPORT_EVERY;
             let elapsed = start.elapsed();
-            tracing::warn!(
-                "rank {} still looks for rank 0 after {elapsed:.0?}: {}",
+            notice::warn(format_args!(
+                "rank {} still looks for rank 0 at {} after {elapsed:.0?}: {}; it gives up in {left:.0?}",
                 settings.rank,
+                master(settings),
                 list(&tried)
-            );
+            ));
         }
         thread::sleep(pause.min(left));
         pause = (pause * 2).min(LONGEST_PAUSE);
@@ -166,6 +166,12 @@ fn attempt(
             rank,
             address,
             reason,
+        })),
+        Answer::Stale { generation } => Err(Attempt::Final(RendezvousError::Stale {
+            rank,
+            address,
+            stale: settings.generation,
+            generation,
         })),
         Answer::Inconsistent { reason } => Err(Attempt::Final(RendezvousError::Inconsistent {
             rank,

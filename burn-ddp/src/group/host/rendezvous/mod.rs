@@ -20,7 +20,15 @@ pub(super) use serve::{LateDoor, serve};
 
 use super::{secret::Secret, settings::Transport};
 use serde::{Deserialize, Serialize};
-use std::{fmt, net::TcpStream};
+use std::{fmt, net::TcpStream, time::Duration};
+
+/// Between two lines in which a process that waits says for whom, from the second on.
+const REPORT_EVERY: Duration = Duration::from_secs(60);
+
+/// When it says so first.
+fn first_report(limit: Duration) -> Duration {
+    Duration::from_secs(10).min(limit / 2)
+}
 
 /// Bound of a [`Hello`].
 const HELLO_LIMIT: usize = 1 << 10;
@@ -74,6 +82,10 @@ enum Answer {
     /// Rank 0 has given up waiting.
     TimedOut {
         reason: String,
+    },
+    /// The job is in a later generation than this caller's.
+    Stale {
+        generation: u32,
     },
 }
 

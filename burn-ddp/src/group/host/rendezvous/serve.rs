@@ -11,9 +11,11 @@ use super::{
         strangers::Strangers,
         wire,
     },
-    Answer, HELLO_LIMIT, Hello, Joined, VERSION, answer_limit, listen, resolve,
+    Answer, HELLO_LIMIT, Hello, Joined, REPORT_EVERY, VERSION, answer_limit, first_report, listen,
+    resolve,
     verdict::{Verdict, duplicate},
 };
+use crate::notice;
 use rustix::event::{PollFd, PollFlags};
 use std::{
     collections::BTreeMap,
@@ -29,8 +31,6 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(2);
 const FAREWELL: Duration = Duration::from_secs(2);
 /// Longest sleep while waiting, so that nothing depends on a wake-up alone.
 const SLICE: Duration = Duration::from_millis(500);
-/// Between two lines of log while ranks are missing.
-const REPORT_EVERY: Duration = Duration::from_secs(10);
 
 /// A rank that has said hello and waits for its answer.
 #[derive(Debug)]
@@ -70,14 +70,15 @@ pub(in super::super) fn serve(
         listen::listeners(settings, &addresses)?
     };
     let secret = resolve::secret_for(settings, &addresses)?;
-    for listener in &listeners {
-        if let Ok(address) = listener.local_addr() {
-            tracing::debug!(
-                "rank 0 waits for {} ranks on {address}",
-                settings.world_size.get() - 1
-            );
-        }
-    }
+    let at: Vec<String> = listeners
+        .iter()
+        .filter_map(|listener| Some(listener.local_addr().ok()?.to_string()))
+        .collect();
+    let at = at.join(" and ");
+    tracing::debug!(
+        "rank 0 waits for {} ranks on {at}",
+        settings.world_size.get() - 1
+    );
     let late = clones(&listeners).map_err(|error| failed("keeping the listening socket", error))?;
     let server = Server {
         door: door(listeners, waker.clone(), secret.clone()),
@@ -85,6 +86,7 @@ pub(in super::super) fn serve(
         guests: BTreeMap::new(),
         turned_away: BTreeMap::new(),
         strangers: Strangers::default(),
+        at,
         secret: secret.clone(),
         start,
     };
@@ -132,6 +134,7 @@ fn late_door(
         let hello = hear(&stream, &secret, deadline)?;
         let answer = match us.verdict(&hello) {
             Verdict::Turn(answer) => answer,
+            Verdict::Ahead => us.still_here(&hello),
             Verdict::Fits | Verdict::Contradicts(_) => Answer::Refused {
                 reason: format!(
                     "the job already runs with all its {} ranks; this one says it is rank {} of {}",
@@ -140,7 +143,7 @@ fn late_door(
             },
         };
         let sent = wire::send(&stream, &answer, answer_limit(us.world_size), deadline);
-        let (Answer::Refused { reason } | Answer::Busy { reason }) = answer else {
+        let Some(reason) = answer.turns_away() else {
             return Ok(());
         };
         sent.map_err(|error| error.to_string())?;
@@ -155,20 +158,28 @@ struct Server {
     /// Why, and how many.
     turned_away: BTreeMap<String, usize>,
     strangers: Strangers,
+    /// Where rank 0 listens.
+    at: String,
     secret: Secret,
     start: Instant,
 }
 
 impl Server {
     fn run(mut self, waker: &Waker, deadline: Instant) -> Result<Joined, RendezvousError> {
-        let mut report = self.start + REPORT_EVERY;
+        let mut report = self.start + first_report(deadline - self.start);
         while self.guests.len() + 1 < self.us.world_size {
             if Instant::now() >= deadline {
                 return Err(self.time_out());
             }
             if Instant::now() >= report {
                 report += REPORT_EVERY;
-                tracing::warn!("rank 0 still waits for rank(s) {:?}", self.missing());
+                notice::warn(format_args!(
+                    "rank 0 listens on {} and still waits for rank(s) {:?} after {:.0?}; it gives up in {:.0?}",
+                    self.at,
+                    self.missing(),
+                    self.start.elapsed(),
+                    deadline.saturating_duration_since(Instant::now())
+                ));
             }
             self.wait(waker, deadline)?;
             // One by one: should this one end the rendezvous, the others are still there to be told.
@@ -227,11 +238,12 @@ impl Server {
             Verdict::Fits => {}
             Verdict::Turn(answer) => {
                 self.answer(&guest, &answer);
-                if let Answer::Refused { reason } | Answer::Busy { reason } = answer {
+                if let Some(reason) = answer.turns_away() {
                     self.turn_away(guest.from, reason);
                 }
                 return Ok(());
             }
+            Verdict::Ahead => return Err(self.superseded(&guest)),
             Verdict::Contradicts(reason) => return Err(self.contradiction(reason, guest, waker)),
         }
         let rank = guest.hello.peer.rank;
@@ -293,6 +305,20 @@ impl Server {
         RendezvousError::Inconsistent { rank: 0, reason }
     }
 
+    /// The generation that forms here is over before it has begun.
+    fn superseded(&self, ahead: &Guest) -> RendezvousError {
+        let generation = ahead.hello.generation;
+        self.answer(ahead, &self.us.still_here(&ahead.hello));
+        for guest in self.guests.values() {
+            self.answer(guest, &Answer::Stale { generation });
+        }
+        RendezvousError::Superseded {
+            stale: self.us.generation,
+            generation,
+            by: format!("rank {} ({})", ahead.hello.peer.rank, ahead.hello.peer),
+        }
+    }
+
     fn missing(&self) -> Vec<usize> {
         (1..self.us.world_size)
             .filter(|rank| !self.guests.contains_key(rank))
@@ -300,7 +326,11 @@ impl Server {
     }
 
     fn time_out(self) -> RendezvousError {
-        let mut reason = format!("rank(s) {:?} did not come", self.missing());
+        let mut reason = format!(
+            "rank(s) {:?} did not come; rank 0 listened on {}",
+            self.missing(),
+            self.at
+        );
         if !self.turned_away.is_empty() {
             let each: Vec<_> = self
                 .turned_away

@@ -260,14 +260,38 @@ fn ddp_33_generations_do_not_mix() {
             error.contains("stale generation 1") && error.contains("generation 2"),
             "{error}"
         );
-        // One that is ahead waits for its own rank 0.
-        let ahead = settings(1, 2, address)
-            .generation(3)
-            .rendezvous_timeout(Duration::from_millis(200));
-        let error = join(&ahead).unwrap_err();
-        assert!(matches!(&error, RendezvousError::Timeout { .. }), "{error}");
         join(&settings(1, 2, address).generation(2)).unwrap();
         zero.join().unwrap().unwrap();
+    });
+}
+
+#[test]
+fn ddp_33_a_rank_0_that_is_left_behind_gives_up() {
+    let (listener, address) = listener();
+    let zero = settings(0, 3, address).listener(listener).generation(2);
+    thread::scope(|scope| {
+        let zero = scope.spawn(move || serve_with(zero));
+        let guest = settings(1, 3, address)
+            .generation(2)
+            .rendezvous_timeout(Duration::from_secs(2));
+        let guest = scope.spawn(move || join(&guest));
+        // One that is ahead waits for its own rank 0.
+        let ahead = settings(2, 3, address)
+            .generation(5)
+            .rendezvous_timeout(Duration::from_millis(500));
+        let error = join(&ahead).unwrap_err();
+        assert!(matches!(&error, RendezvousError::Timeout { .. }), "{error}");
+        let error = zero.join().unwrap().unwrap_err();
+        assert_eq!(error.later_generation(), Some(5), "{error}");
+        // It was there or came too late.
+        let error = guest.join().unwrap().unwrap_err();
+        assert!(
+            matches!(
+                &error,
+                RendezvousError::Stale { generation: 5, .. } | RendezvousError::Timeout { .. }
+            ),
+            "{error}"
+        );
     });
 }
 

@@ -1,6 +1,7 @@
 //! Whether a caller fits the job.
 
 use super::{Answer, Hello, Peer};
+use std::cmp::Ordering;
 
 /// What a hello means, before the other ranks' are looked at.
 pub(super) enum Verdict {
@@ -9,24 +10,21 @@ pub(super) enum Verdict {
     Turn(Answer),
     /// The job is wrong.
     Contradicts(String),
+    /// The caller's generation is later: the job has been restarted, and this rank 0 is the one that is to be replaced.
+    Ahead,
 }
 
 impl Hello {
     pub(super) fn verdict(&self, theirs: &Hello) -> Verdict {
-        let (ours, stale) = (self.generation, theirs.generation);
         let (rank, peer) = (theirs.peer.rank, &theirs.peer);
-        if stale < ours {
-            let reason = format!(
-                "stale generation {stale}: the job has been restarted and is in generation {ours}"
-            );
-            return Verdict::Turn(Answer::Refused { reason });
-        }
-        if stale > ours {
-            // This rank 0 is the one that is to be replaced; the caller's own is about to come.
-            let reason = format!(
-                "rank 0 is still that of generation {ours}, this process is of generation {stale}"
-            );
-            return Verdict::Turn(Answer::Busy { reason });
+        match theirs.generation.cmp(&self.generation) {
+            Ordering::Less => {
+                return Verdict::Turn(Answer::Stale {
+                    generation: self.generation,
+                });
+            }
+            Ordering::Greater => return Verdict::Ahead,
+            Ordering::Equal => {}
         }
         if theirs.version != self.version {
             return Verdict::Contradicts(format!(
@@ -59,12 +57,36 @@ impl Hello {
     }
 }
 
+impl Hello {
+    /// For a caller of a later generation, whose own rank 0 is about to come.
+    pub(super) fn still_here(&self, theirs: &Hello) -> Answer {
+        let (ours, theirs) = (self.generation, theirs.generation);
+        let reason = format!(
+            "rank 0 is still that of generation {ours}, this process is of generation {theirs}"
+        );
+        Answer::Busy { reason }
+    }
+}
+
+impl Answer {
+    /// Why a caller is turned away, for the log; `None` for what all ranks are told.
+    pub(super) fn turns_away(&self) -> Option<String> {
+        match self {
+            Answer::Refused { reason } | Answer::Busy { reason } => Some(reason.clone()),
+            Answer::Stale { generation } => Some(format!(
+                "a stale generation: the job is in generation {generation}"
+            )),
+            Answer::Welcome { .. } | Answer::Inconsistent { .. } | Answer::TimedOut { .. } => None,
+        }
+    }
+}
+
 #[cfg(test)]
 impl Hello {
     pub(super) fn contradiction_with(&self, theirs: &Hello) -> Option<String> {
         match self.verdict(theirs) {
             Verdict::Contradicts(reason) => Some(reason),
-            Verdict::Fits | Verdict::Turn(_) => None,
+            Verdict::Fits | Verdict::Turn(_) | Verdict::Ahead => None,
         }
     }
 }

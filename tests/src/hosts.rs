@@ -1,6 +1,6 @@
 //! Several hosts on one machine: network namespaces, joined by a bridge.
 
-use crate::relay::{self, Relay};
+use crate::far_link::{self, Relay};
 use std::{
     process::{Command, Output},
     sync::atomic::{AtomicU32, Ordering},
@@ -49,7 +49,7 @@ impl Hosts {
                 ip(&format!("netns add {name}"))?;
                 // Names of devices are short, and unique on the machine until the device has moved.
                 let device = format!("bt{}{k}", std::process::id());
-                ends.push(relay::tap(&device).map_err(|e| format!("making a TAP device: {e}"))?);
+                ends.push(far_link::tap(&device).map_err(|e| format!("making a TAP device: {e}"))?);
                 ip(&format!("link set {device} netns {name} name eth0"))?;
                 hosts.configure(k)?;
             }

@@ -6,6 +6,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 pub mod dying;
+mod far_link;
 mod hosts;
 mod launched;
 mod log;
@@ -14,7 +15,6 @@ pub mod models;
 pub mod oracle;
 mod ports;
 mod ranks;
-mod relay;
 mod words;
 
 pub use hosts::{Hosts, PORT};

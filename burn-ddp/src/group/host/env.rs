@@ -5,6 +5,7 @@
 
 use super::{
     family::Family,
+    interface::InterfaceChoice,
     secret::Secret,
     settings::{Endpoint, Heartbeat, Overrides, Rendezvous, SettingsError, Transport},
 };
@@ -34,6 +35,8 @@ pub const RENDEZVOUS_TIMEOUT: &str = "BURN_DDP_RENDEZVOUS_TIMEOUT";
 pub const TIMEOUT: &str = "BURN_DDP_TIMEOUT";
 /// `auto`, `shm` or `tcp`.
 pub const TRANSPORT: &str = "BURN_DDP_TRANSPORT";
+/// Network interfaces for data between machines, in the forms of `NCCL_SOCKET_IFNAME`: `eth`, `=eth0`, `^docker,lo`.
+pub const SOCKET_IFNAME: &str = "BURN_DDP_SOCKET_IFNAME";
 
 impl Rendezvous {
     /// Rank `rank` of `world_size`, with rank 0 at `master_addr` (a name or an address) and `master_port`; the
@@ -169,6 +172,7 @@ impl Rendezvous {
             operation_timeout: variables.timeout.unwrap_or(Self::DEFAULT_OPERATION_TIMEOUT),
             heartbeat: Heartbeat::default(),
             transport: variables.transport.unwrap_or_default(),
+            interface: variables.interface,
         })
     }
 }
@@ -180,6 +184,7 @@ struct Variables {
     rendezvous_timeout: Option<Duration>,
     timeout: Option<Duration>,
     transport: Option<Transport>,
+    interface: Option<InterfaceChoice>,
 }
 
 impl Variables {
@@ -190,6 +195,7 @@ impl Variables {
             rendezvous_timeout: optional(lookup, RENDEZVOUS_TIMEOUT, seconds_of)?,
             timeout: optional(lookup, TIMEOUT, seconds_of)?,
             transport: optional(lookup, TRANSPORT, transport_of)?,
+            interface: optional(lookup, SOCKET_IFNAME, interface_of)?,
         })
     }
 }
@@ -314,6 +320,10 @@ fn seconds_of(text: &str) -> Result<Duration, &'static str> {
     seconds
         .map(Duration::from_secs_f64)
         .ok_or("a number of seconds above 0")
+}
+
+fn interface_of(text: &str) -> Result<InterfaceChoice, &'static str> {
+    InterfaceChoice::parse(text).ok_or("a list of interfaces, as in `eth,ib`, `=eth0` or `^docker`")
 }
 
 fn transport_of(text: &str) -> Result<Transport, &'static str> {

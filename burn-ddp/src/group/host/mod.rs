@@ -43,6 +43,7 @@ mod env;
 mod family;
 #[cfg(target_os = "linux")]
 mod hierarchical;
+mod interface;
 mod poll;
 mod rendezvous;
 mod rendezvous_error;
@@ -58,7 +59,7 @@ mod wire;
 
 pub use env::{
     GENERATION, LISTEN_FD, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, RANK,
-    RENDEZVOUS_TIMEOUT, SECRET, TIMEOUT, TRANSPORT, WORLD_SIZE,
+    RENDEZVOUS_TIMEOUT, SECRET, SOCKET_IFNAME, TIMEOUT, TRANSPORT, WORLD_SIZE,
 };
 pub(crate) use env::{check_variables, started};
 pub use rendezvous_error::RendezvousError;
@@ -76,7 +77,7 @@ use control::Control;
 use control_tcp::{Membership, TcpControl};
 use poll::Waker;
 use rendezvous::Peer;
-use std::sync::Arc;
+use std::{net::IpAddr, sync::Arc};
 use tcp::Context;
 
 /// The default [`ProcessGroup`]: ranks are processes, nothing needs to be installed.
@@ -139,7 +140,7 @@ impl HostGroup {
         let secret = joined.secret.clone();
         let control =
             TcpControl::start(member, joined, waker).map_err(io("starting the control thread"))?;
-        let local = control.local_address();
+        let local = data_address(&settings, &control)?;
         let control: Arc<dyn Control> = Arc::new(control);
         let context = Arc::new(Context::new(control.clone(), secret, local));
         let backend = choose(&settings, &machines, &control, &context).inspect_err(|error| {
@@ -212,6 +213,25 @@ impl HostGroup {
     fn engine(&self) -> &dyn Engine {
         self.backend.engine()
     }
+}
+
+/// Where this process takes data connections. An error is the job's failure.
+fn data_address(settings: &Rendezvous, control: &TcpControl) -> Result<IpAddr> {
+    let reaches_rank_0 = control.local_address();
+    let Some(choice) = &settings.interface else {
+        return Ok(reaches_rank_0);
+    };
+    let interfaces = interface::interfaces().map_err(|error| error.to_string());
+    let chosen = interfaces.and_then(|all| choice.choose(&all, reaches_rank_0));
+    chosen.map_err(|cause| {
+        let error = GroupError::Transport {
+            rank: settings.rank,
+            operation: format!("choosing a network interface by {SOCKET_IFNAME}"),
+            cause,
+        };
+        control.fail(error.clone());
+        error
+    })
 }
 
 /// The launcher's word, or the order of the ranks on each machine.

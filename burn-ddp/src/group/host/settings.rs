@@ -1,6 +1,9 @@
 //! What a process needs to know to join its job.
 
-use super::secret::{Secret, ShortSecret};
+use super::{
+    interface::InterfaceChoice,
+    secret::{Secret, ShortSecret},
+};
 use serde::{Deserialize, Serialize};
 use std::{fmt, net::TcpListener, num::NonZeroUsize, os::fd::RawFd, time::Duration};
 
@@ -116,6 +119,8 @@ pub struct Rendezvous {
     pub(super) operation_timeout: Duration,
     pub(super) heartbeat: Heartbeat,
     pub(super) transport: Transport,
+    /// `None`: the interface by which rank 0 is reached.
+    pub(super) interface: Option<InterfaceChoice>,
 }
 
 /// How a process that hangs or a connection that is cut without a word is noticed.

@@ -32,7 +32,7 @@ fn same_answer(test: &str, hosts: &Hosts, of_rank: &[usize]) {
         let model = ddp.wrap(Mlp::new(&device())).unwrap();
         let start = parameters(&model);
         let world = (ddp.rank(), ddp.world_size());
-        let model = train(model, RUN, world, &loss);
+        let model = train(model, RUN, world, loss);
         assert_same_bits(&ddp, &model);
         (start, parameters(&model), fingerprint(&model))
     };
@@ -46,7 +46,7 @@ fn same_answer(test: &str, hosts: &Hosts, of_rank: &[usize]) {
         .run(test, body);
     let (start, end, print) = &first[0][0];
     assert!(first[0].iter().chain(&again[0]).all(|(.., p)| p == print));
-    let one = train(load(Mlp::new(&device()), start), RUN, (0, 1), &loss);
+    let one = train(load(Mlp::new(&device()), start), RUN, (0, 1), loss);
     assert_close(end, &parameters(&one), 1e-6);
 }
 
@@ -195,7 +195,7 @@ fn a_far_and_lossy_link_trains_to_the_same_bits() {
     let body = |ddp: Ddp| {
         device().seed(7 + ddp.rank() as u64);
         let model = ddp.wrap(Mlp::new(&device())).unwrap();
-        let model = train(model, (5, 12, 0.05), (ddp.rank(), ddp.world_size()), &loss);
+        let model = train(model, (5, 12, 0.05), (ddp.rank(), ddp.world_size()), loss);
         fingerprint(&model)
     };
     let of_rank = [0, 0, 1, 1];

@@ -11,9 +11,10 @@ use burn_ddp::{
     },
     try_backward,
 };
-use burn_ddp_tests::{Hosts, Trace, in_rank, models::*, oracle::*, ranks};
+use burn_ddp_tests::{Hosts, PORT, Trace, in_rank, models::*, oracle::*, ranks};
 use std::{
     path::{Path, PathBuf},
+    process::{Command, Stdio},
     thread,
     time::{Duration, Instant},
 };
@@ -206,4 +207,54 @@ fn a_far_and_lossy_link_trains_to_the_same_bits() {
         .timeout(60)
         .limit(Duration::from_secs(100));
     assert_eq!(near, far.run(test, body));
+}
+
+/// The example, an epoch of it: the accuracy and the bits of two ranks on one host.
+#[test]
+fn resnet_ddp_on_two_hosts_gives_the_bits_of_one() {
+    let Some(hosts) = Hosts::new(2) else { return };
+    let test = std::env::current_exe().unwrap();
+    let program = test.ancestors().nth(2).unwrap().join("examples/resnet_ddp");
+    assert!(
+        program.exists(),
+        "{}: build the examples first",
+        program.display()
+    );
+    let report = |output: std::process::Output| -> serde_json::Value {
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{stderr}");
+        let stdout = String::from_utf8(output.stdout).unwrap();
+        serde_json::from_str(stdout.lines().next_back().unwrap()).unwrap()
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let arguments = [
+        "--epochs",
+        "1",
+        "--json",
+        "--out",
+        folder.path().to_str().unwrap(),
+    ];
+    let one = Command::new(&program).args(arguments).output().unwrap();
+    let start = |host: usize| {
+        hosts
+            .command(host, &program)
+            .args(arguments)
+            .env("RANK", host.to_string())
+            .env("WORLD_SIZE", "2")
+            .env("MASTER_ADDR", hosts.address(0))
+            .env("MASTER_PORT", PORT.to_string())
+            .env("BURN_DDP_SECRET", "a secret of two hosts, 1 to 2")
+            .env("BURN_DDP_RENDEZVOUS_TIMEOUT", "30")
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap()
+    };
+    let two = [start(0), start(1)].map(|rank| rank.wait_with_output().unwrap());
+    let [two, other] = two;
+    assert!(other.status.success(), "{other:?}");
+    let (one, two) = (report(one), report(two));
+    for key in ["world_size", "steps", "test_accuracy", "param_hashes"] {
+        assert_eq!(one[key], two[key], "{key}");
+    }
 }

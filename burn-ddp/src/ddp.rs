@@ -66,8 +66,8 @@ pub struct Stats {
 }
 
 impl Ddp {
-    /// Joins the job that the environment describes (`RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `MASTER_ADDR`, `MASTER_PORT`); a job
-    /// of one without them. Collective; blocks until all ranks have come or the rendezvous time-out has passed.
+    /// Joins the job that the environment describes (`RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `MASTER_ADDR`, `MASTER_PORT`, or the
+    /// variables of Open MPI, Hydra or Slurm); a job of one without them. Collective; blocks until all ranks have come or the rendezvous time-out has passed.
     ///
     /// [`launch`](crate::launch()) calls it; call it yourself in a program that something else starts.
     ///

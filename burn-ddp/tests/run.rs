@@ -4,10 +4,11 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use burn_ddp::Ddp;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use std::{
     env, fs,
     net::TcpListener,
+    os::unix::process::CommandExt,
     path::PathBuf,
     process::{self, Child, Command, Stdio},
     sync::atomic::{AtomicUsize, Ordering},
@@ -86,6 +87,7 @@ impl Run {
             .env("RUST_BACKTRACE", "0")
             .envs(variables.iter().copied())
             .current_dir(scratch.path())
+            .process_group(0)
             .stdin(Stdio::null())
             .stdout(file("stdout"))
             .stderr(file("stderr"))
@@ -369,6 +371,7 @@ fn two_machines_form_one_job() {
             })
             .collect();
         assert_eq!(ended.notes(), expected);
+        ended.says(&["--master-addr 127.0.0.1 means each machine itself"]);
     }
 }
 
@@ -427,7 +430,13 @@ fn stopped_by(signal: Signal) -> Ended {
     while run.alive().len() < 9 {
         run.check_limit("the start of the sleepers");
     }
-    run.signal(signal);
+    match signal {
+        // As a terminal does.
+        Signal::INT => {
+            kill_process_group(Pid::from_child(&run.launcher), signal).unwrap();
+        }
+        _ => run.signal(signal),
+    }
     run.wait()
 }
 
@@ -456,9 +465,12 @@ fn ddp_15_a_second_signal_skips_the_grace_period() {
     let options = ["--nproc", "2", "--grace", "100"];
     let run = Run::script(&options, STUBBORN, &[]);
     run.wait_for(&["ready-0", "ready-1"]);
-    let sleepers = run.alive().len();
+    // The command, its guard, two shells and three that sleep.
+    while run.alive().len() < 7 {
+        run.check_limit("the start of the sleepers");
+    }
     run.signal(Signal::TERM);
-    while run.alive().len() >= sleepers {
+    while run.alive().len() == 7 {
         run.check_limit("the first signal");
     }
     run.signal(Signal::INT);

@@ -5,7 +5,7 @@
 //! - **the launcher**, if nobody has started it as a rank: it starts `nproc` copies of its own executable with the
 //!   same arguments and waits for them;
 //! - **a rank** of such a launcher: it runs the training function;
-//! - **a rank of another launcher** (`RANK` or `WORLD_SIZE` is set): it runs the training function at once, and
+//! - **a rank of another launcher** (the `burn-ddp` command, torchrun, Kubeflow, mpirun, srun have set their variables): it runs the training function at once, and
 //!   nothing here interferes.
 //!
 //! # What a rank is given
@@ -46,6 +46,7 @@ mod error;
     allow(dead_code, reason = "only the command starts one")
 )]
 mod guard;
+mod member;
 mod output;
 mod plan;
 mod process;

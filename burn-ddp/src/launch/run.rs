@@ -13,7 +13,7 @@ use std::{
 };
 
 /// Runs `train` on every rank: in this process if something else has started it as one (`burn_ddp::launch` itself,
-/// torchrun, a scheduler: `RANK` and `WORLD_SIZE` are set), else in `BURN_DDP_NPROC` (default 1) processes started from this
+/// the `burn-ddp` command, torchrun, mpirun, srun: their variables are set), else in `BURN_DDP_NPROC` (default 1) processes started from this
 /// program with the same arguments. [`Launcher`] has options.
 ///
 /// Blocks until training has ended, in the launching process until all ranks have. When ranks have failed, the launching process

@@ -6,7 +6,7 @@ use super::{
 };
 use crate::notice;
 use clap::{Args, Parser, Subcommand};
-use std::{ffi::OsString, path::PathBuf, time::Duration};
+use std::{ffi::OsString, net::IpAddr, path::PathBuf, time::Duration};
 
 /// Starts and supervises the ranks of data-parallel training.
 #[derive(Debug, Parser)]
@@ -129,6 +129,11 @@ impl Run {
             if secret.is_none() {
                 return Err(UsageError::Secret);
             }
+            if is_loopback(&addr) {
+                notice::warn(format_args!(
+                    "--master-addr {addr} means each machine itself: that is right only if all {nnodes} are this one"
+                ));
+            }
             Some((addr, port))
         } else {
             warn_of_a_job_around(lookup);
@@ -152,6 +157,11 @@ impl Run {
             grace: Duration::from_secs(self.grace),
         })
     }
+}
+
+fn is_loopback(host: &str) -> bool {
+    let bare = host.trim_matches(['[', ']']);
+    bare == "localhost" || bare.parse().is_ok_and(|ip: IpAddr| ip.is_loopback())
 }
 
 /// Of one machine, where the variables say that there are more (Kubeflow sets them to the numbers of the pods).

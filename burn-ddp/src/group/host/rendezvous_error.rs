@@ -17,7 +17,7 @@ pub enum RendezvousError {
     /// An address that other machines can reach, without a secret that they can have.
     #[error(
         "rank {rank}: MASTER_ADDR {master} is {address}, which other machines can reach, and there is no \
-         secret to keep strangers out. Set BURN_DDP_SECRET to the same random text in all processes, \
+         secret to keep others out. Set BURN_DDP_SECRET to the same random text in all processes, \
          or use 127.0.0.1 when all ranks run on one machine"
     )]
     SecretRequired {
@@ -148,7 +148,7 @@ pub enum RendezvousError {
         rank: usize,
         /// How long it waited.
         elapsed: Duration,
-        /// On rank 0 the missing ranks and the callers that were turned away; on others what was tried.
+        /// On rank 0 the missing ranks and the callers that were rejected; on others what was tried.
         reason: String,
     },
     /// Shared memory was asked for and is not to be had.

@@ -26,7 +26,7 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 /// For one address to answer at all.
 const CONNECT_LIMIT: Duration = Duration::from_secs(3);
 /// For rank 0 to prove itself.
-const GREETING_LIMIT: Duration = Duration::from_secs(3);
+const HANDSHAKE_LIMIT: Duration = Duration::from_secs(3);
 
 /// What one try at one address came to.
 enum Attempt {
@@ -126,13 +126,13 @@ fn attempt(
     }
     stream.set_nodelay(true).map_err(again)?;
 
-    let greeted = auth::call(
+    let authenticated = auth::call(
         &stream,
         secret,
         Purpose::Control,
-        deadline.min(Instant::now() + GREETING_LIMIT),
+        deadline.min(Instant::now() + HANDSHAKE_LIMIT),
     );
-    greeted.map_err(|error| rejected(rank, secret, address, error))?;
+    authenticated.map_err(|error| rejected(rank, secret, address, error))?;
 
     wire::send(&stream, &Hello::new(settings), HELLO_LIMIT, deadline).map_err(again)?;
     let answer = wire::receive(&stream, answer_limit(settings.world_size.get()), deadline);
@@ -159,7 +159,7 @@ fn attempt(
                 secret: secret.clone(),
                 peers,
                 links: vec![(0, stream)],
-                door: None,
+                acceptor: None,
             })
         }
         Answer::Refused { reason } => Err(Attempt::Final(RendezvousError::Refused {
@@ -200,10 +200,10 @@ fn rejected(rank: usize, secret: &Secret, address: SocketAddr, error: AuthError)
             })
         }
         // Silence. A launcher, which gives the secret, makes rank 0's socket before rank 0 runs, so there a
-        // connection may wait long for its greeting. Without one rank 0 makes the socket itself and
-        // greets at once.
+        // connection may wait long for its handshake. Without one rank 0 makes the socket itself and
+        // answers at once.
         AuthError::Io(error) if error.kind() == ErrorKind::TimedOut && secret.is_of_this_user() => {
-            let cause = format!("no greeting within {GREETING_LIMIT:?}");
+            let cause = format!("no handshake within {HANDSHAKE_LIMIT:?}");
             Attempt::Final(RendezvousError::NotRankZero {
                 rank,
                 address,

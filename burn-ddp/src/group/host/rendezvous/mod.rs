@@ -6,7 +6,7 @@
 //!
 //! Contradictions between authenticated ranks (two with one rank, world sizes or versions that differ) fail the
 //! rendezvous on all ranks at once. Callers that do not belong here (no secret, an older generation, a
-//! port scan) are turned away and change nothing.
+//! port scan) are rejected and change nothing.
 
 mod join;
 mod listen;
@@ -16,7 +16,7 @@ mod serve;
 mod verdict;
 
 pub(super) use join::join;
-pub(super) use serve::{LateDoor, serve};
+pub(super) use serve::{LateAcceptor, serve};
 
 use super::{secret::Secret, settings::Transport};
 use serde::{Deserialize, Serialize};
@@ -99,8 +99,8 @@ pub(super) struct Joined {
     pub(super) peers: Vec<Peer>,
     /// On rank 0 one connection to each other rank; on others the one to rank 0. With the rank at its far end.
     pub(super) links: Vec<(usize, TcpStream)>,
-    /// Rank 0 keeps answering the door, so that late callers hear why they cannot join.
-    pub(super) door: Option<LateDoor>,
+    /// Rank 0 keeps accepting, so that late callers hear why they cannot join.
+    pub(super) acceptor: Option<LateAcceptor>,
 }
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");

@@ -1,4 +1,4 @@
-//! Rank 0 and its callers as threads over loopback, and what strangers do to them.
+//! Rank 0 and its callers as threads over loopback, and what hostile callers do to them.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use super::{
@@ -271,10 +271,10 @@ fn ddp_33_a_rank_0_that_is_left_behind_gives_up() {
     let zero = settings(0, 3, address).listener(listener).generation(2);
     thread::scope(|scope| {
         let zero = scope.spawn(move || serve_with(zero));
-        let guest = settings(1, 3, address)
+        let request = settings(1, 3, address)
             .generation(2)
             .rendezvous_timeout(Duration::from_secs(2));
-        let guest = scope.spawn(move || join(&guest));
+        let request = scope.spawn(move || join(&request));
         // One that is ahead waits for its own rank 0.
         let ahead = settings(2, 3, address)
             .generation(5)
@@ -284,7 +284,7 @@ fn ddp_33_a_rank_0_that_is_left_behind_gives_up() {
         let error = zero.join().unwrap().unwrap_err();
         assert_eq!(error.later_generation(), Some(5), "{error}");
         // It was there or came too late.
-        let error = guest.join().unwrap().unwrap_err();
+        let error = request.join().unwrap().unwrap_err();
         assert!(
             matches!(
                 &error,
@@ -347,13 +347,13 @@ fn ddp_36_a_time_out_counts_who_was_turned_away() {
         for _ in 0..2 {
             let mut stream = TcpStream::connect(address).unwrap();
             stream.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
-            // The greeting, and then the end: it was turned away.
+            // The handshake, and then the end: it was rejected.
             let mut all = Vec::new();
             let _ = stream.read_to_end(&mut all);
         }
         let text = zero.join().unwrap().unwrap_err().to_string();
         assert!(
-            text.contains("2 connection(s) were turned away: 2 x the other end does not speak"),
+            text.contains("2 connection(s) were rejected: 2 x the other end does not speak"),
             "{text}"
         );
     });
@@ -381,7 +381,7 @@ fn what_is_not_rank_0_is_told_apart() {
     let server = thread::spawn(move || {
         let (mut stream, _) = foreign.accept().unwrap();
         stream
-            .write_all(b"SSH-2.0-OpenSSH_9.9 and more than a greeting has\r\n")
+            .write_all(b"SSH-2.0-OpenSSH_9.9 and more than a handshake has\r\n")
             .unwrap();
         stream
     });

@@ -5,8 +5,8 @@
 
 use super::{
     super::{
+        acceptor::{Acceptor, HANDSHAKE_LIMIT, Outcome},
         auth::{self, Purpose},
-        door::{Door, GREETING_LIMIT, Visit},
         poll::{self, Waker},
         secret::Secret,
         wire,
@@ -98,7 +98,7 @@ pub(in crate::group::host) fn connect(
         rank,
     };
     let waker = Arc::new(Waker::new().map_err(failed("making a wake-up pipe"))?);
-    let door = door(listener, waker.clone(), context.secret.clone(), hello(0));
+    let acceptor = acceptor(listener, waker.clone(), context.secret.clone(), hello(0));
     let mut streams: Vec<Option<TcpStream>> = contacts.iter().map(|_| None).collect();
 
     // The lowest rank answers at once, then the next, and so on: no cycle.
@@ -115,7 +115,7 @@ pub(in crate::group::host) fn connect(
         )?);
     }
     let higher = (rank + 1..streams.len()).filter(wanted).collect();
-    answer(context, &door, &waker, &mut streams, higher, deadline)?;
+    answer(context, &acceptor, &waker, &mut streams, higher, deadline)?;
     for stream in streams.iter().flatten() {
         stream
             .set_nonblocking(true)
@@ -131,13 +131,13 @@ fn listen(context: &Context) -> io::Result<(TcpListener, SocketAddr)> {
     Ok((listener, address))
 }
 
-fn door(
+fn acceptor(
     listener: TcpListener,
     waker: Arc<Waker>,
     secret: Secret,
     expected: DataHello,
-) -> Door<(usize, TcpStream)> {
-    Door::new(vec![listener], waker, move |stream, _, deadline| {
+) -> Acceptor<(usize, TcpStream)> {
+    Acceptor::new(vec![listener], waker, move |stream, _, deadline| {
         auth::accept(&stream, &secret, Purpose::Data, deadline)
             .map_err(|error| error.to_string())?;
         let hello: DataHello =
@@ -172,14 +172,14 @@ fn call(
     // The peer speaks first, once it has made its own calls.
     ready(PollFlags::IN)?;
     // From here on it has little time itself.
-    let deadline = deadline.min(Instant::now() + GREETING_LIMIT);
-    let greet = || {
+    let deadline = deadline.min(Instant::now() + HANDSHAKE_LIMIT);
+    let authenticate = || {
         stream.set_nonblocking(false)?;
         stream.set_nodelay(true)?;
         auth::call(&stream, &context.secret, Purpose::Data, deadline).map_err(io::Error::other)?;
         wire::send(&stream, hello, HELLO_LIMIT, deadline)
     };
-    greet().map_err(failed)?;
+    authenticate().map_err(failed)?;
     Ok(stream)
 }
 
@@ -208,6 +208,7 @@ fn until_ready(context: &Context, peer: usize, fd: &PollFd<'_>, deadline: Instan
                 operation: operation(),
                 elapsed: start.elapsed(),
                 missing: vec![peer],
+                hosts: vec![context.control.host(peer)],
             });
         }
         let mut fds = [fd.clone()];
@@ -226,7 +227,7 @@ fn until_ready(context: &Context, peer: usize, fd: &PollFd<'_>, deadline: Instan
 /// Waits for the calls of `expected`.
 fn answer(
     context: &Context,
-    door: &Door<(usize, TcpStream)>,
+    acceptor: &Acceptor<(usize, TcpStream)>,
     waker: &Waker,
     streams: &mut [Option<TcpStream>],
     expected: Vec<usize>,
@@ -236,16 +237,16 @@ fn answer(
     let start = Instant::now();
     let operation = || "connecting the ranks of a group".to_owned();
     loop {
-        while let Some(visit) = door.visit() {
-            match visit {
-                Visit::Admitted((peer, stream)) if expected.contains(&peer) => {
+        while let Some(outcome) = acceptor.next_outcome() {
+            match outcome {
+                Outcome::Accepted((peer, stream)) if expected.contains(&peer) => {
                     streams[peer] = Some(stream)
                 }
-                Visit::Admitted((peer, _)) => {
+                Outcome::Accepted((peer, _)) => {
                     tracing::warn!("rank {rank} did not expect a call from rank {peer}")
                 }
-                Visit::TurnedAway { from, why } => {
-                    tracing::warn!("rank {rank} turned away {from}: {why}")
+                Outcome::Rejected { from, why } => {
+                    tracing::warn!("rank {rank} rejected {from}: {why}")
                 }
             }
         }
@@ -258,22 +259,25 @@ fn answer(
         }
         context.control.check(&missing, &operation)?;
         if Instant::now() >= deadline {
+            let missing = missing();
+            let hosts = missing.iter().map(|peer| context.control.host(*peer));
             return Err(GroupError::Timeout {
                 rank,
                 operation: operation(),
                 elapsed: start.elapsed(),
-                missing: missing(),
+                hosts: hosts.collect(),
+                missing,
             });
         }
         let mut fds = vec![waker.fd()];
-        fds.extend(door.fds());
+        fds.extend(acceptor.fds());
         poll::wait(&mut fds, SLICE).map_err(|error| GroupError::Transport {
             rank,
             operation: operation(),
             cause: error.to_string(),
         })?;
         waker.drain();
-        door.accept();
+        acceptor.accept();
     }
 }
 
@@ -309,17 +313,13 @@ mod tests {
         let deadline = Instant::now() + Duration::from_secs(60);
         let error = thread::scope(|scope| {
             let caller = scope.spawn(|| call(&context, 0, address, &hello, deadline));
-            // The caller is connected and waits for a greeting that does not come.
+            // The caller is connected and waits for a handshake that does not come.
             let _held = silent.accept().unwrap();
-            controls[0].fail(GroupError::Aborted {
-                rank: 0,
-                origin: 0,
-                reason: "rank 0 gives up".into(),
-            });
+            controls[0].fail(GroupError::aborted(0, 0, "rank 0 gives up"));
             caller.join().unwrap().unwrap_err()
         });
         assert!(
-            matches!(&error, GroupError::Aborted { rank: 1, origin: 0, reason } if reason == "rank 0 gives up"),
+            matches!(&error, GroupError::Aborted { rank: 1, origin: 0, reason, .. } if reason == "rank 0 gives up"),
             "{error}"
         );
     }

@@ -21,7 +21,13 @@ pub(super) const HANDSHAKE_LIMIT: Duration = Duration::from_secs(3);
 
 /// Handshakes at once. Beyond it callers wait in the kernel's queue, so hostile ones cost this many
 /// small threads and no more.
-const HANDSHAKES: usize = 64;
+const HANDSHAKES: usize = 256;
+
+/// With more than this many at once, new ones have to be quick: callers that connect and say nothing then hold
+/// up the others for moments, however many they are.
+const CROWD: usize = 64;
+/// What a caller then has. Twice the round trip of a long line.
+const CROWDED_LIMIT: Duration = Duration::from_millis(250);
 
 /// Pause after a failed accept: the caller stays in the kernel's queue, so the listener stays readable and
 /// waiting on it would not wait at all.
@@ -91,10 +97,13 @@ impl<T: Send + 'static> Acceptor<T> {
             .map(|listener| PollFd::new(listener, PollFlags::IN))
     }
 
-    /// Starts the handshake with whoever waits.
+    /// Starts the handshake with whoever waits. With some of them, should they come without end: the caller has other work.
     pub(super) fn accept(&self) {
         for listener in &self.listeners {
-            while self.in_flight.load(Ordering::Acquire) < HANDSHAKES {
+            for _ in 0..HANDSHAKES {
+                if self.in_flight.load(Ordering::Acquire) >= HANDSHAKES {
+                    break;
+                }
                 match listener.accept() {
                     Ok((stream, from)) => self.start(stream, from),
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
@@ -117,10 +126,14 @@ impl<T: Send + 'static> Acceptor<T> {
             count: self.in_flight.clone(),
             waker: self.waker.clone(),
         };
-        guard.count.fetch_add(1, Ordering::AcqRel);
+        let others = guard.count.fetch_add(1, Ordering::AcqRel);
+        let limit = match others < CROWD {
+            true => HANDSHAKE_LIMIT,
+            false => CROWDED_LIMIT,
+        };
         let run = move || {
             let guard = guard;
-            let deadline = Instant::now() + HANDSHAKE_LIMIT;
+            let deadline = Instant::now() + limit;
             let ready = ready(&stream).map_err(|error| error.to_string());
             let outcome = match ready.and_then(|()| handshake(stream, from, deadline)) {
                 Ok(connection) => Outcome::Accepted(connection),

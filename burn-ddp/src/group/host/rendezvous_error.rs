@@ -138,6 +138,19 @@ pub enum RendezvousError {
         /// Both values.
         reason: String,
     },
+    /// A rank had come and was gone before all had.
+    #[error(
+        "rank {rank}: lost rank {peer} ({process}) before all ranks had come. Look at the output of rank {peer} for the \
+         first error"
+    )]
+    PeerLost {
+        /// The rank that reports.
+        rank: usize,
+        /// The rank that is gone.
+        peer: usize,
+        /// Its process and machine, or its address.
+        process: String,
+    },
     /// Not all ranks came in time.
     #[error(
         "rank {rank}: rendezvous timed out after {elapsed:.1?}: {reason}. Check that every rank was started, that all have rank 0's \

@@ -8,7 +8,7 @@ use super::{
         settings::{Endpoint, Rendezvous},
         wire,
     },
-    Answer, HELLO_LIMIT, Hello, Joined, REPORT_EVERY, answer_limit, first_report,
+    Answer, HELLO_LIMIT, Hello, Joined, REJOIN_LIMIT, REPORT_EVERY, answer_limit, first_report,
     resolve::{self, Resolver},
 };
 use crate::notice;
@@ -32,8 +32,10 @@ const HANDSHAKE_LIMIT: Duration = Duration::from_secs(3);
 enum Attempt {
     /// Trying again cannot help.
     Final(RendezvousError),
-    /// Rank 0 is not there yet, or not any more.
+    /// Rank 0 is not there yet.
     Again(String),
+    /// It was there, knew of this rank, and is gone.
+    Lost(String),
 }
 
 /// Calls rank 0 until it answers or the time is over.
@@ -50,6 +52,7 @@ pub(super) fn join_with(
     let mut tried = BTreeMap::new();
     let mut pause = FIRST_PAUSE;
     let mut report = start + first_report(settings.rendezvous_timeout);
+    let mut lost_since = None;
     loop {
         // Each round anew: a name may appear, or move, while the job starts.
         match resolve::resolve(settings, resolver) {
@@ -64,6 +67,10 @@ pub(super) fn join_with(
                         Ok(joined) => return Ok(joined),
                         Err(Attempt::Final(error)) => return Err(error),
                         Err(Attempt::Again(cause)) => tried.insert(address.to_string(), cause),
+                        Err(Attempt::Lost(cause)) => {
+                            lost_since = Some(Instant::now());
+                            tried.insert(address.to_string(), cause)
+                        }
                     };
                 }
             }
@@ -81,6 +88,13 @@ pub(super) fn join_with(
                     master(settings),
                     list(&tried)
                 ),
+            });
+        }
+        if lost_since.is_some_and(|since| since.elapsed() >= REJOIN_LIMIT) {
+            return Err(RendezvousError::PeerLost {
+                rank: settings.rank,
+                peer: 0,
+                process: format!("at {}", master(settings)),
             });
         }
         if Instant::now() >= report {
@@ -137,9 +151,9 @@ fn attempt(
     wire::send(&stream, &Hello::new(settings), HELLO_LIMIT, deadline).map_err(again)?;
     let answer = wire::receive(&stream, answer_limit(settings.world_size.get()), deadline);
     let address = address.to_string();
-    match answer.map_err(|error| {
-        Attempt::Again(format!("rank 0 left before all ranks had come: {error}"))
-    })? {
+    match answer
+        .map_err(|error| Attempt::Lost(format!("rank 0 left before all ranks had come: {error}")))?
+    {
         Answer::Welcome { job, peers } => {
             let fits = peers.len() == settings.world_size.get()
                 && peers
@@ -177,6 +191,7 @@ fn attempt(
             rank,
             reason,
         })),
+        Answer::Lost { peer } => Err(Attempt::Final(peer.lost(rank))),
         Answer::TimedOut { reason } => Err(Attempt::Final(RendezvousError::Timeout {
             rank,
             elapsed: settings

@@ -3,7 +3,6 @@
 use super::{
     super::{
         acceptor::{Acceptor, Outcome},
-        auth::{self, Purpose},
         poll::{self, Waker},
         rejection_log::RejectionLog,
         rendezvous_error::RendezvousError,
@@ -11,8 +10,9 @@ use super::{
         settings::Rendezvous,
         wire,
     },
-    Answer, HELLO_LIMIT, Hello, Joined, REPORT_EVERY, VERSION, answer_limit, first_report, listen,
-    resolve,
+    Answer, Hello, Joined, Peer, REJOIN_LIMIT, REPORT_EVERY, VERSION,
+    accept::{self, JoinRequest},
+    answer_limit, first_report, listen, resolve,
     verdict::{Verdict, duplicate},
 };
 use crate::notice;
@@ -20,7 +20,7 @@ use rustix::event::{PollFd, PollFlags};
 use std::{
     collections::BTreeMap,
     io,
-    net::{SocketAddr, TcpListener, TcpStream},
+    net::{SocketAddr, TcpListener},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -31,17 +31,6 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(2);
 const FAREWELL: Duration = Duration::from_secs(2);
 /// Longest sleep while waiting, so that nothing depends on a wake-up alone.
 const SLICE: Duration = Duration::from_millis(500);
-
-/// A rank that has said hello and waits for its answer.
-#[derive(Debug)]
-struct JoinRequest {
-    stream: TcpStream,
-    from: SocketAddr,
-    hello: Hello,
-}
-
-/// Answers everyone with a refusal.
-pub(in super::super) type LateAcceptor = Acceptor<()>;
 
 /// Waits until all ranks have come, or says why they cannot.
 pub(in super::super) fn serve(
@@ -81,9 +70,10 @@ pub(in super::super) fn serve(
     );
     let late = clones(&listeners).map_err(|error| failed("keeping the listening socket", error))?;
     let server = Server {
-        acceptor: acceptor(listeners, waker.clone(), secret.clone()),
+        acceptor: accept::acceptor(listeners, waker.clone(), secret.clone()),
         us: Hello::new(settings),
         requests: BTreeMap::new(),
+        gone: BTreeMap::new(),
         rejected: BTreeMap::new(),
         rejections: RejectionLog::default(),
         at,
@@ -91,7 +81,7 @@ pub(in super::super) fn serve(
         start,
     };
     let mut joined = server.run(waker, start + settings.rendezvous_timeout)?;
-    joined.acceptor = Some(late_acceptor(
+    joined.acceptor = Some(accept::late_acceptor(
         late,
         waker.clone(),
         secret,
@@ -112,58 +102,12 @@ fn clones(listeners: &[TcpListener]) -> io::Result<Vec<TcpListener>> {
     listeners.iter().map(TcpListener::try_clone).collect()
 }
 
-fn acceptor(
-    listeners: Vec<TcpListener>,
-    waker: Arc<Waker>,
-    secret: Secret,
-) -> Acceptor<JoinRequest> {
-    Acceptor::new(listeners, waker, move |stream, from, deadline| {
-        let hello = receive_hello(&stream, &secret, deadline)?;
-        Ok(JoinRequest {
-            stream,
-            from,
-            hello,
-        })
-    })
-}
-
-fn receive_hello(stream: &TcpStream, secret: &Secret, deadline: Instant) -> Result<Hello, String> {
-    auth::accept(stream, secret, Purpose::Control, deadline).map_err(|error| error.to_string())?;
-    wire::receive(stream, HELLO_LIMIT, deadline).map_err(|error| error.to_string())
-}
-
-/// After the rendezvous, whoever calls is too late or belongs elsewhere.
-fn late_acceptor(
-    listeners: Vec<TcpListener>,
-    waker: Arc<Waker>,
-    secret: Secret,
-    us: Hello,
-) -> LateAcceptor {
-    Acceptor::new(listeners, waker, move |stream, _, deadline| {
-        let hello = receive_hello(&stream, &secret, deadline)?;
-        let answer = match us.verdict(&hello) {
-            Verdict::Reject(answer) => answer,
-            Verdict::Ahead => us.still_here(&hello),
-            Verdict::Fits | Verdict::Contradicts(_) => Answer::Refused {
-                reason: format!(
-                    "the job already runs with all its {} ranks; this one says it is rank {} of {}",
-                    us.world_size, hello.peer.rank, hello.world_size
-                ),
-            },
-        };
-        let sent = wire::send(&stream, &answer, answer_limit(us.world_size), deadline);
-        let Some(reason) = answer.rejection() else {
-            return Ok(());
-        };
-        sent.map_err(|error| error.to_string())?;
-        Err(reason)
-    })
-}
-
 struct Server {
     acceptor: Acceptor<JoinRequest>,
     us: Hello,
     requests: BTreeMap<usize, JoinRequest>,
+    /// Ranks that had come and are not there any more, since when.
+    gone: BTreeMap<usize, (Peer, Instant)>,
     /// Why, and how many.
     rejected: BTreeMap<String, usize>,
     rejections: RejectionLog,
@@ -189,6 +133,12 @@ impl Server {
                     self.start.elapsed(),
                     deadline.saturating_duration_since(Instant::now())
                 ));
+            }
+            if let Some((peer, since)) = self.gone.values().next()
+                && since.elapsed() >= REJOIN_LIMIT
+            {
+                let peer = peer.clone();
+                return Err(self.lost(peer, waker));
             }
             self.wait(waker, deadline)?;
             // One by one: should this one end the rendezvous, the others are still there to be told.
@@ -228,6 +178,7 @@ impl Server {
                     "rank {rank} ({}) left again before all ranks had come",
                     request.hello.peer
                 );
+                self.gone.insert(rank, (request.hello.peer, Instant::now()));
             }
         }
         waker.drain();
@@ -262,6 +213,7 @@ impl Server {
         let rank = request.hello.peer.rank;
         match self.requests.get(&rank) {
             None => {
+                self.gone.remove(&rank);
                 self.requests.insert(rank, request);
                 Ok(())
             }
@@ -294,7 +246,6 @@ impl Server {
         sent.is_ok()
     }
 
-    /// Tells everyone, and for a while those who come late, so that no rank waits for its time-out.
     fn contradiction(
         &mut self,
         reason: String,
@@ -304,16 +255,30 @@ impl Server {
         let answer = Answer::Inconsistent {
             reason: reason.clone(),
         };
-        let mut told = 0;
-        for request in std::iter::once(last).chain(std::mem::take(&mut self.requests).into_values())
+        self.end(&answer, Some(last), 0, waker);
+        RendezvousError::Inconsistent { rank: 0, reason }
+    }
+
+    fn lost(&mut self, peer: Peer, waker: &Waker) -> RendezvousError {
+        self.end(&Answer::Lost { peer: peer.clone() }, None, 1, waker);
+        peer.lost(0)
+    }
+
+    /// Gives `answer` to everyone, and for a while to those who come late, so that no rank waits for its time-out.
+    /// `absent` ranks are not expected.
+    fn end(&mut self, answer: &Answer, last: Option<JoinRequest>, absent: usize, waker: &Waker) {
+        let mut told = absent;
+        for request in last
+            .into_iter()
+            .chain(std::mem::take(&mut self.requests).into_values())
         {
-            told += usize::from(self.answer(&request, &answer));
+            told += usize::from(self.answer(&request, answer));
         }
         let deadline = Instant::now() + FAREWELL;
         loop {
             while let Some(outcome) = self.acceptor.next_outcome() {
                 if let Outcome::Accepted(request) = outcome {
-                    told += usize::from(self.answer(&request, &answer));
+                    told += usize::from(self.answer(&request, answer));
                 }
             }
             let all_told = told + 1 >= self.us.world_size;
@@ -321,7 +286,6 @@ impl Server {
                 break;
             }
         }
-        RendezvousError::Inconsistent { rank: 0, reason }
     }
 
     /// The generation that forms here is over before it has begun.

@@ -76,7 +76,10 @@ impl Answer {
             Answer::Stale { generation } => Some(format!(
                 "a stale generation: the job is in generation {generation}"
             )),
-            Answer::Welcome { .. } | Answer::Inconsistent { .. } | Answer::TimedOut { .. } => None,
+            Answer::Welcome { .. }
+            | Answer::Inconsistent { .. }
+            | Answer::Lost { .. }
+            | Answer::TimedOut { .. } => None,
         }
     }
 }

@@ -31,6 +31,8 @@ const HELLO_LIMIT: usize = 64;
 /// For a peer's answer: all ranks are in the set-up when the first of them calls.
 const CALL_LIMIT: Duration = Duration::from_secs(30);
 const SLICE: Duration = Duration::from_millis(50);
+/// For the control plane to say why a connection failed.
+const GRACE: Duration = Duration::from_secs(2);
 
 /// What each rank tells the others before they connect.
 #[derive(Serialize, Deserialize)]
@@ -158,10 +160,13 @@ fn call(
     hello: &DataHello,
     deadline: Instant,
 ) -> Result<TcpStream> {
-    let failed = |cause: io::Error| GroupError::Transport {
-        rank: context.control.rank(),
-        operation: format!("connecting to rank {peer} at {address}"),
-        cause: cause.to_string(),
+    let failed = |cause: io::Error| {
+        let operation = || format!("connecting to rank {peer} at {address}");
+        explain(context, peer, &operation).unwrap_or_else(|| GroupError::Transport {
+            rank: context.control.rank(),
+            operation: operation(),
+            cause: cause.to_string(),
+        })
     };
     let stream = start_connecting(address).map_err(failed)?;
     let ready = |flags| until_ready(context, peer, &PollFd::new(&stream, flags), deadline);
@@ -181,6 +186,18 @@ fn call(
     };
     authenticate().map_err(failed)?;
     Ok(stream)
+}
+
+/// A connection that fails is mostly the trace of a peer's end, of which the control plane is about to hear.
+fn explain(context: &Context, peer: usize, operation: &dyn Fn() -> String) -> Option<GroupError> {
+    let end = Instant::now() + GRACE;
+    loop {
+        let verdict = context.control.check(&|| vec![peer], operation);
+        if verdict.is_err() || Instant::now() >= end {
+            return verdict.err();
+        }
+        std::thread::sleep(SLICE);
+    }
 }
 
 /// A non-blocking socket whose connection may still be under way; once it is writable, it has

@@ -14,13 +14,15 @@ mod mark;
 pub mod models;
 pub mod oracle;
 mod ports;
+mod random;
 mod ranks;
 mod words;
 
 pub use hosts::{Hosts, PORT};
-pub use launched::{Launched, launched};
+pub use launched::{Launched, launched, processes_with};
 pub use log::log_to_stderr;
 pub use mark::mark;
-pub use ports::free_port;
+pub use ports::{free_port, listening_addresses};
+pub use random::Random;
 pub use ranks::{Ending, Ranks, Trace, in_rank, ranks};
 pub use words::assert_says;

@@ -6,7 +6,7 @@ use burn_ddp::{
     Ddp,
     group::host::{RENDEZVOUS_TIMEOUT, SECRET},
 };
-use burn_ddp_tests::{Ranks, assert_says, free_port, log_to_stderr, ranks};
+use burn_ddp_tests::{Ranks, assert_says, free_port, listening_addresses, log_to_stderr, ranks};
 use std::{
     fs,
     io::{Read, Write},
@@ -267,27 +267,4 @@ fn peak_memory() -> u64 {
         .find_map(|line| line.strip_prefix("VmPeak:"))
         .unwrap();
     line.trim().trim_end_matches(" kB").parse().unwrap()
-}
-
-/// The IPv4 addresses, and the tables of IPv6 ones, on which somebody listens at `port`.
-fn listening_addresses(port: u16) -> Vec<String> {
-    let listening = |path: &str| {
-        let table = fs::read_to_string(path).unwrap_or_default();
-        let address = |line: &str| {
-            let columns: Vec<&str> = line.split_whitespace().collect();
-            let (address, local) = columns[1].rsplit_once(':').unwrap();
-            let here = u16::from_str_radix(local, 16) == Ok(port) && columns[3] == "0A";
-            here.then(|| address.to_owned())
-        };
-        table
-            .lines()
-            .skip(1)
-            .filter_map(address)
-            .collect::<Vec<_>>()
-    };
-    let v4 = listening("/proc/net/tcp").into_iter();
-    let v4 = v4.map(|hex| {
-        Ipv4Addr::from(u32::from_str_radix(&hex, 16).unwrap().to_ne_bytes()).to_string()
-    });
-    v4.chain(listening("/proc/net/tcp6")).collect()
 }

@@ -27,6 +27,8 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 const CONNECT_LIMIT: Duration = Duration::from_secs(3);
 /// For rank 0 to prove itself.
 const HANDSHAKE_LIMIT: Duration = Duration::from_secs(3);
+/// Rank 0 knows which ranks are missing, so the others leave it the time to say so.
+const GRACE: Duration = Duration::from_secs(1);
 
 /// What one try at one address came to.
 enum Attempt {
@@ -149,11 +151,13 @@ fn attempt(
     authenticated.map_err(|error| rejected(rank, secret, address, error))?;
 
     wire::send(&stream, &Hello::new(settings), HELLO_LIMIT, deadline).map_err(again)?;
-    let answer = wire::receive(&stream, answer_limit(settings.world_size.get()), deadline);
+    let limit = answer_limit(settings.world_size.get());
+    let answer = wire::receive(&stream, limit, deadline + GRACE);
     let address = address.to_string();
-    match answer
-        .map_err(|error| Attempt::Lost(format!("rank 0 left before all ranks had come: {error}")))?
-    {
+    match answer.map_err(|error| match error.kind() {
+        ErrorKind::TimedOut => Attempt::Again("rank 0 still waits for other ranks".into()),
+        _ => Attempt::Lost(format!("rank 0 left before all ranks had come: {error}")),
+    })? {
         Answer::Welcome { job, peers } => {
             let fits = peers.len() == settings.world_size.get()
                 && peers

@@ -16,6 +16,7 @@ pub mod oracle;
 mod ports;
 mod random;
 mod ranks;
+mod relay;
 mod words;
 
 pub use hosts::{Hosts, PORT};
@@ -25,4 +26,5 @@ pub use mark::mark;
 pub use ports::{free_port, listening_addresses};
 pub use random::Random;
 pub use ranks::{Ending, Ranks, Trace, in_rank, ranks};
+pub use relay::Relay;
 pub use words::assert_says;

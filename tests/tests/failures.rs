@@ -176,9 +176,7 @@ fn ddp_03_a_hang_is_reported_once_with_every_ranks_last_operation() {
             let behind =
                 format!("behind in group 1, where {due} is due:\n  rank 1 is at 1.1 barrier, ");
             assert!(report.contains(&behind), "{report}");
-            let warned =
-                report.contains("of group 1, job ") && report.contains("it fails after 2.0s");
-            assert_eq!(warned, name == "logged", "{report}");
+            assert!(report.contains("it fails after 2.0s"), "{report}");
         }
     }
 }

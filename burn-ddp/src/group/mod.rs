@@ -12,6 +12,8 @@ mod descriptor;
 mod dtype;
 mod engine;
 mod error;
+#[cfg(any(test, fuzzing))]
+pub mod fuzzing;
 mod heap;
 pub mod host;
 mod local;

@@ -42,6 +42,8 @@ mod control_tcp;
 mod deadline;
 mod env;
 mod family;
+#[cfg(any(test, fuzzing))]
+pub(super) mod fuzzing;
 #[cfg(target_os = "linux")]
 mod hierarchical;
 mod interface;

@@ -4,6 +4,8 @@
 //! fails, the ranks' [`Tail`]s are gathered over the control connections and [`Report`] puts them side by side. PyTorch calls this
 //! the flight recorder.
 
+#[cfg(any(test, fuzzing))]
+pub(super) mod fuzzing;
 mod report;
 
 pub(crate) use report::Report;

@@ -12,6 +12,8 @@
 //!   operation needs rank 0, so the next one reports that rank 0 has left, and only an orderly end remains.
 
 mod frame;
+#[cfg(any(test, fuzzing))]
+pub(super) mod fuzzing;
 mod monitor;
 mod report;
 mod state;

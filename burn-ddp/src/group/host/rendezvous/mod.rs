@@ -9,6 +9,8 @@
 //! port scan) are rejected and change nothing.
 
 mod accept;
+#[cfg(any(test, fuzzing))]
+pub(super) mod fuzzing;
 mod join;
 mod listen;
 mod port_owner;

@@ -84,7 +84,7 @@ impl Answer {
     }
 }
 
-#[cfg(test)]
+#[cfg(any(test, fuzzing))]
 impl Hello {
     pub(super) fn contradiction_with(&self, theirs: &Hello) -> Option<String> {
         match self.verdict(theirs) {

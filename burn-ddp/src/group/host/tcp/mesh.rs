@@ -309,6 +309,10 @@ pub(in crate::group::host) fn identity(context: &Context, group: u32) -> Identit
     }
 }
 
+#[cfg(any(test, fuzzing))]
+#[path = "fuzzing.rs"]
+pub(in crate::group::host) mod fuzzing;
+
 #[cfg(all(test, target_os = "linux"))]
 #[allow(clippy::unwrap_used)]
 mod tests {

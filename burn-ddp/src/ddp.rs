@@ -352,7 +352,17 @@ impl Ddp {
         Ok(self.inner.group.barrier()?)
     }
 
-    /// Runs `save` on rank 0 while the others wait for it; its error reaches every rank. Collective.
+    /// [`barrier`](Self::barrier) without the operation time-out: waits as long as the other ranks' processes live. For phases in which
+    /// some ranks work and the others have nothing to do, such as an evaluation on rank 0 alone. Collective.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Group`] when a rank dies or leaves.
+    pub fn monitored_barrier(&self) -> Result<(), Error> {
+        Ok(self.inner.group.monitored_barrier()?)
+    }
+
+    /// Runs `save` on rank 0 while the others wait for it, however long it takes; its error reaches every rank. Collective.
     ///
     /// # Errors
     ///
@@ -366,6 +376,7 @@ impl Ddp {
         } else {
             Ok(())
         };
+        self.monitored_barrier()?;
         self.broadcast(outcome)?.map_err(|cause| Error::OnMain {
             rank: self.rank(),
             operation: "save".into(),

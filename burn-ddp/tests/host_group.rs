@@ -308,13 +308,13 @@ fn ddp_01_a_rank_that_finishes_early() {
         "return",
         2,
         "left",
-        &["rank 2 has finished and left", "all_reduce(sum)"],
+        &["rank 2 on ", "has finished and left", "all_reduce(sum)"],
     );
     survivors_report(
         "return",
         0,
         "left",
-        &["rank 0 has finished and left", "all_reduce(sum)"],
+        &["rank 0 on ", "has finished and left", "all_reduce(sum)"],
     );
 }
 
@@ -324,7 +324,7 @@ fn an_abort_right_before_the_exit_is_heard() {
         "reason",
         2,
         "aborted",
-        &["rank 2 failed: the loss is not finite"],
+        &["because rank 2 on ", " failed: the loss is not finite"],
     );
 }
 

@@ -75,8 +75,8 @@ fn wait(launcher: &mut Child, end: Instant) -> Option<i32> {
     }
 }
 
-/// The processes, other than zombies, that were started with this variable.
-fn processes_with(variable: &str) -> Vec<u32> {
+/// The processes, other than zombies, that were started with this variable (`NAME=value`).
+pub fn processes_with(variable: &str) -> Vec<u32> {
     let pids = fs::read_dir("/proc")
         .unwrap()
         .flatten()

@@ -8,6 +8,7 @@ use burn_ddp::{Ddp, try_backward};
 use burn_ddp_tests::{
     Ending,
     dying::{self, Moment, VICTIM},
+    log_to_stderr,
     models::Mlp,
     oracle::batch,
     ranks,
@@ -104,7 +105,7 @@ fn ddp_01_a_rank_that_runs_out_of_batches() {
             let (step, error, elapsed) = trace.finished().as_ref().unwrap();
             assert_eq!(*step, 3, "{error}");
             assert!(
-                error.contains("rank 0 has finished and left")
+                error.contains("has finished and left")
                     && error.contains("different numbers of steps"),
                 "{error}"
             );
@@ -134,6 +135,48 @@ fn ddp_41_ranks_finish_in_any_order() {
         for trace in runs.iter().flatten() {
             assert_eq!(*trace.finished(), 4);
             assert_eq!(trace.stderr, "", "{name}");
+        }
+    }
+}
+
+/// Rank 1 does not come to the third operation and lives on.
+#[test]
+fn ddp_03_a_hang_is_reported_once_with_every_ranks_last_operation() {
+    for name in ["logged", "without a log"] {
+        let runs = ranks(3).timeout(2).named(name).watch(
+            "ddp_03_a_hang_is_reported_once_with_every_ranks_last_operation",
+            || {
+                if name == "logged" {
+                    log_to_stderr();
+                }
+                let ddp = Ddp::from_env().unwrap();
+                ddp.sum(1.0).unwrap();
+                ddp.barrier().unwrap();
+                if ddp.rank() == 1 {
+                    while ddp.failure().is_none() {
+                        thread::sleep(Duration::from_millis(20));
+                    }
+                }
+                ddp.sum(1.0).unwrap_err().to_string()
+            },
+        );
+        for run in runs {
+            for (rank, trace) in run.iter().enumerate() {
+                trace.finished();
+                let reports = trace.stderr.matches("the job failed: ").count();
+                assert_eq!(reports, usize::from(rank == 0), "{name}: {}", trace.stderr);
+            }
+            // Every rank's last completed operation, the two that wait, and who keeps them waiting for what.
+            let report = &run[0].stderr;
+            assert_eq!(report.matches("1.1 barrier, ").count(), 4, "{report}");
+            let due = "1.2 all_reduce(sum) of 1 x f64";
+            let unfinished = [", for ", ", failed after "].map(|state| format!("{due}{state}"));
+            let unfinished = unfinished.iter().map(|text| report.matches(text).count());
+            assert_eq!(unfinished.sum::<usize>(), 2, "{report}");
+            let behind =
+                format!("behind in group 1, where {due} is due:\n  rank 1 is at 1.1 barrier, ");
+            assert!(report.contains(&behind), "{report}");
+            assert!(report.contains("it fails after 2.0s"), "{report}");
         }
     }
 }

@@ -6,7 +6,7 @@ use burn_ddp::{
     Ddp,
     group::host::{RENDEZVOUS_TIMEOUT, SECRET},
 };
-use burn_ddp_tests::{Ranks, assert_says, free_port, log_to_stderr, ranks};
+use burn_ddp_tests::{Ranks, assert_says, free_port, listening_addresses, log_to_stderr, ranks};
 use std::{
     fs,
     io::{Read, Write},
@@ -93,11 +93,7 @@ fn another_secret() {
     for run in join(ranks, "another_secret") {
         assert_says(
             &run[0],
-            &[
-                "rank(s) [1] did not come",
-                "turned away",
-                "different secrets",
-            ],
+            &["rank(s) [1] did not come", "rejected", "different secrets"],
         );
         assert_says(
             &run[1],
@@ -193,8 +189,8 @@ fn ddp_17_the_same_port_again_at_once() {
     }
 }
 
-/// What a stranger says to rank 0's port before rank 1 comes; each is refused with one line of log.
-fn strangers() -> Vec<Vec<u8>> {
+/// What somebody else says to rank 0's port before rank 1 comes; each is refused with one line of log.
+fn hostile_messages() -> Vec<Vec<u8>> {
     let magic = b"burnddp\x01";
     vec![
         Vec::new(),
@@ -207,10 +203,10 @@ fn strangers() -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn ddp_36_strangers_at_the_door() {
+fn ddp_36_callers_that_do_not_belong() {
     let runs = ranks(2)
         .port(free_port())
-        .watch("ddp_36_strangers_at_the_door", || {
+        .watch("ddp_36_callers_that_do_not_belong", || {
             let rank: usize = std::env::var("RANK").unwrap().parse().unwrap();
             let port: u16 = std::env::var("MASTER_PORT").unwrap().parse().unwrap();
             log_to_stderr();
@@ -219,7 +215,7 @@ fn ddp_36_strangers_at_the_door() {
             if rank == 1 {
                 silent = Some(call(port));
                 assert_eq!(listening_addresses(port), [Ipv4Addr::LOCALHOST.to_string()]);
-                for bytes in strangers() {
+                for bytes in hostile_messages() {
                     let mut stream = call(port);
                     stream.write_all(&bytes).unwrap();
                     // Until rank 0 hangs up, which it may have done by now.
@@ -241,11 +237,8 @@ fn ddp_36_strangers_at_the_door() {
             // Memory for a length of 4 GiB would show.
             assert!(*grown < 2 << 20, "{grown} KiB");
         }
-        let refusals = run[0]
-            .stderr
-            .matches("rank 0 turned away 127.0.0.1:")
-            .count();
-        assert!(refusals >= strangers().len(), "{}", run[0].stderr);
+        let refusals = run[0].stderr.matches("rank 0 rejected 127.0.0.1:").count();
+        assert!(refusals >= hostile_messages().len(), "{}", run[0].stderr);
         for cause in ["does not speak burn-ddp's protocol", "different secrets"] {
             assert!(run[0].stderr.contains(cause), "{}", run[0].stderr);
         }
@@ -274,27 +267,4 @@ fn peak_memory() -> u64 {
         .find_map(|line| line.strip_prefix("VmPeak:"))
         .unwrap();
     line.trim().trim_end_matches(" kB").parse().unwrap()
-}
-
-/// The IPv4 addresses, and the tables of IPv6 ones, on which somebody listens at `port`.
-fn listening_addresses(port: u16) -> Vec<String> {
-    let listening = |path: &str| {
-        let table = fs::read_to_string(path).unwrap_or_default();
-        let address = |line: &str| {
-            let columns: Vec<&str> = line.split_whitespace().collect();
-            let (address, local) = columns[1].rsplit_once(':').unwrap();
-            let here = u16::from_str_radix(local, 16) == Ok(port) && columns[3] == "0A";
-            here.then(|| address.to_owned())
-        };
-        table
-            .lines()
-            .skip(1)
-            .filter_map(address)
-            .collect::<Vec<_>>()
-    };
-    let v4 = listening("/proc/net/tcp").into_iter();
-    let v4 = v4.map(|hex| {
-        Ipv4Addr::from(u32::from_str_radix(&hex, 16).unwrap().to_ne_bytes()).to_string()
-    });
-    v4.chain(listening("/proc/net/tcp6")).collect()
 }

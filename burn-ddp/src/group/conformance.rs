@@ -33,7 +33,7 @@ macro_rules! suite {
             barrier_waits_for_all, group_buffer, group_buffers_of_one_group,
             ddp_23_back_to_back, ddp_23_two_groups_interleaved, ddp_23_many_groups,
             ddp_25_sizes_differ, ddp_25_types_differ, ddp_25_kinds_differ, ddp_25_roots_differ,
-            ddp_25_buffers_differ, $timeout, abort_ends_every_wait,
+            ddp_25_buffers_differ, $timeout, a_monitored_barrier_outlasts_the_limit, abort_ends_every_wait,
             invalid_arguments_leave_the_group_usable, one_rank_is_a_group, threads_of_a_rank_take_turns
         );
     };
@@ -502,6 +502,25 @@ fn missing_of_the_first_timeout(make: Make<'_>) -> Vec<usize> {
     missing.clone()
 }
 
+pub(crate) fn a_monitored_barrier_outlasts_the_limit(make: Make<'_>) {
+    let groups = make(3, SHORT);
+    ranks(&groups, |g| {
+        if g.rank() == 0 {
+            std::thread::sleep(SHORT * 3);
+        }
+        g.monitored_barrier().unwrap();
+        // And ends with the job.
+        if g.rank() == 1 {
+            g.abort("enough");
+        }
+        let error = g.monitored_barrier().unwrap_err();
+        assert!(
+            matches!(&error, GroupError::Aborted { origin: 1, reason, .. } if reason == "enough"),
+            "{error}"
+        );
+    });
+}
+
 pub(crate) fn abort_ends_every_wait(make: Make<'_>) {
     let groups = make(3, LONG);
     let errors = ranks(&groups, |g| {
@@ -517,6 +536,7 @@ pub(crate) fn abort_ends_every_wait(make: Make<'_>) {
             rank: reporter,
             origin: 1,
             reason,
+            ..
         } = error
         else {
             panic!("{error}")

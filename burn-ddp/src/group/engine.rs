@@ -38,7 +38,8 @@ pub(crate) trait Engine: Send + Sync + Debug {
     /// See [`ProcessGroup::transport`].
     fn label(&self) -> &'static str;
 
-    /// Runs `payload` as the group's next operation, which all ranks must describe by the same `call`.
+    /// Runs `payload` as the group's next operation, which all ranks must describe by the same `call`, within the operation
+    /// time-out unless the call lifts it.
     fn run(&self, call: Call, payload: Payload<'_>) -> Result<()>;
 
     /// See [`ProcessGroup::buffer`].
@@ -103,6 +104,10 @@ impl<E: Engine> ProcessGroup for E {
         self.run(Call::barrier(), Payload::Barrier)
     }
 
+    fn monitored_barrier(&self) -> Result<()> {
+        self.run(Call::monitored_barrier(), Payload::Barrier)
+    }
+
     fn buffer(&self, bytes: usize) -> Result<Box<dyn GroupBuffer>> {
         self.make_buffer(bytes)
     }
@@ -113,11 +118,7 @@ impl<E: Engine> ProcessGroup for E {
 
     fn abort(&self, reason: &str) {
         let rank = self.identity().rank;
-        self.fail(GroupError::Aborted {
-            rank,
-            origin: rank,
-            reason: reason.into(),
-        });
+        self.fail(GroupError::aborted(rank, rank, reason));
     }
 
     fn failure(&self) -> Option<GroupError> {

@@ -12,11 +12,14 @@ mod descriptor;
 mod dtype;
 mod engine;
 mod error;
+#[cfg(any(test, fuzzing))]
+pub mod fuzzing;
 mod heap;
 pub mod host;
 mod local;
 pub(crate) mod objects;
 mod ops;
+pub(crate) mod recorder;
 pub(crate) mod reduce;
 pub mod thread;
 mod work;
@@ -26,6 +29,7 @@ mod conformance;
 
 pub use descriptor::{OpDescriptor, OpKind};
 pub use dtype::{DType, ReduceOp};
+pub(crate) use error::Ranks;
 pub use error::{GroupError, Result};
 pub use work::{QueueClosed, Work, WorkQueue};
 
@@ -73,6 +77,11 @@ pub trait ProcessGroup: Send + Sync + Debug {
 
     /// Returns when every rank has called it.
     fn barrier(&self) -> Result<()>;
+
+    /// [`barrier`](Self::barrier) without the operation time-out: waits as long as its peers live, for phases in which some
+    /// ranks work and the others have nothing to do. Ends with an error when a peer dies or leaves, as every operation does; a peer
+    /// that lives and never comes is waited for, with a warning in the log now and then. Meets `barrier` on other ranks.
+    fn monitored_barrier(&self) -> Result<()>;
 
     /// Reserves a buffer of `bytes` bytes in memory that suits this group best (shared memory
     /// where the group has it), for [`GroupBuffer::all_reduce`] without a copy.

@@ -23,6 +23,8 @@ pub(crate) struct Call {
     dtype: DType,
     count: u64,
     buffer: u32,
+    /// Whether it has to end within the operation time-out. Of no concern to the peers.
+    limited: bool,
 }
 
 impl Identity {
@@ -64,14 +66,11 @@ impl Identity {
         if origin == self.rank {
             return error.clone();
         }
-        GroupError::Aborted {
-            rank: self.rank,
-            origin,
-            reason: match error {
-                GroupError::Aborted { reason, .. } => reason.clone(),
-                other => other.to_string(),
-            },
-        }
+        let reason = match error {
+            GroupError::Aborted { reason, .. } => reason.clone(),
+            other => other.to_string(),
+        };
+        GroupError::aborted(self.rank, origin, reason)
     }
 
     fn invalid(&self, kind: OpKind, cause: String) -> GroupError {
@@ -140,6 +139,7 @@ impl Call {
             dtype,
             count: id.elements(kind, bytes, dtype)?,
             buffer,
+            limited: true,
         })
     }
 
@@ -159,6 +159,7 @@ impl Call {
             dtype,
             count: id.elements(kind, bytes, dtype)?,
             buffer: 0,
+            limited: true,
         })
     }
 
@@ -175,6 +176,7 @@ impl Call {
             dtype,
             count: id.elements(kind, send, dtype)?,
             buffer: 0,
+            limited: true,
         })
     }
 
@@ -194,6 +196,7 @@ impl Call {
             dtype,
             count: id.elements(kind, send, dtype)?,
             buffer: 0,
+            limited: true,
         })
     }
 
@@ -203,7 +206,21 @@ impl Call {
             dtype: DType::U8,
             count: 0,
             buffer: 0,
+            limited: true,
         }
+    }
+
+    /// A barrier that waits as long as its peers live.
+    pub(crate) fn monitored_barrier() -> Self {
+        Self {
+            limited: false,
+            ..Self::barrier()
+        }
+    }
+
+    /// Whether the operation time-out counts.
+    pub(crate) fn is_limited(&self) -> bool {
+        self.limited
     }
 
     /// The reservation of group buffer number `buffer`.
@@ -213,6 +230,7 @@ impl Call {
             dtype: DType::U8,
             count: bytes as u64,
             buffer,
+            limited: true,
         }
     }
 
@@ -222,6 +240,7 @@ impl Call {
             dtype: DType::U8,
             count: 0,
             buffer: 0,
+            limited: true,
         }
     }
 

@@ -16,6 +16,9 @@ use std::{
     time::{Duration, Instant},
 };
 
+/// No limit to speak of, and still in the range of every clock.
+const UNLIMITED: Duration = Duration::from_secs(u32::MAX as u64);
+
 /// A group whose ranks are threads. Cloning gives another handle of the same rank.
 #[derive(Clone, Debug)]
 pub struct ThreadGroup(Arc<Member>);
@@ -165,7 +168,11 @@ impl Member {
     /// Brings `input` to the next operation and waits for the others.
     fn meet(&self, counters: &mut Counters, call: Call, input: &[u8]) -> Result<Arc<Round>> {
         let ours = self.id.describe(call, counters.sequence);
-        let round = self.arrive_and_wait(ours, input)?;
+        let limit = match call.is_limited() {
+            true => self.timeout,
+            false => UNLIMITED,
+        };
+        let round = self.arrive_and_wait(limit, ours, input)?;
         counters.sequence += 1;
         let theirs = round.descriptors.iter().copied();
         self.id
@@ -174,7 +181,12 @@ impl Member {
         Ok(round)
     }
 
-    fn arrive_and_wait(&self, ours: OpDescriptor, input: &[u8]) -> Result<Arc<Round>> {
+    fn arrive_and_wait(
+        &self,
+        limit: Duration,
+        ours: OpDescriptor,
+        input: &[u8],
+    ) -> Result<Arc<Round>> {
         let start = Instant::now();
         let group = self.id.group as usize;
         let mut state = self.job.lock();
@@ -216,22 +228,27 @@ impl Member {
                 Some((peer, Departure::Finished)) => GroupError::PeerLeft {
                     rank,
                     peer,
+                    host: String::new(),
                     operation: ours.to_string(),
+                    elapsed,
                 },
                 Some((peer, Departure::Panicked)) => GroupError::PeerLost {
                     rank,
                     peer,
+                    host: String::new(),
                     cause: "its thread panicked".into(),
                     operation: ours.to_string(),
+                    elapsed,
                 },
-                None if elapsed >= self.timeout => GroupError::Timeout {
+                None if elapsed >= limit => GroupError::Timeout {
                     rank,
                     operation: ours.to_string(),
                     elapsed,
                     missing,
+                    hosts: Vec::new(),
                 },
                 None => {
-                    let wait = self.job.changed.wait_timeout(state, self.timeout - elapsed);
+                    let wait = self.job.changed.wait_timeout(state, limit - elapsed);
                     state = wait.unwrap_or_else(PoisonError::into_inner).0;
                     continue;
                 }

@@ -57,9 +57,9 @@ pub(super) fn call(
     purpose: Purpose,
     deadline: Instant,
 ) -> Result<(), AuthError> {
-    let mut greeting = [0; MAGIC.len() + NONCE];
-    wire::read_exact(stream, &mut greeting, deadline)?;
-    let (magic, theirs) = greeting.split_at(MAGIC.len());
+    let mut challenge = [0; MAGIC.len() + NONCE];
+    wire::read_exact(stream, &mut challenge, deadline)?;
+    let (magic, theirs) = challenge.split_at(MAGIC.len());
     check_magic(magic)?;
     let ours = nonce()?;
     let proof = mac(secret, b"caller", purpose, theirs, &ours)?
@@ -90,7 +90,7 @@ pub(super) fn accept(
     wire::write_all(stream, &[&MAGIC[..], &ours].concat(), deadline)?;
 
     let mut answer = [0; MAGIC.len() + NONCE + PROOF];
-    // The magic first: a stranger that sends less than a whole answer is told apart at once.
+    // The magic first: a foreign peer that sends less than a whole answer is told apart at once.
     let (magic, rest) = answer.split_at_mut(MAGIC.len());
     wire::read_exact(stream, magic, deadline)?;
     check_magic(magic)?;
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn strangers_are_told_apart() {
+    fn foreign_peers_are_told_apart() {
         type Case = (&'static [u8], fn(&AuthError) -> bool);
         let cases: [Case; 4] = [
             (b"GET / HTTP/1.1\r\n", |error| {
@@ -255,9 +255,9 @@ mod tests {
         let recorded = thread::scope(|scope| {
             scope.spawn(|| accept(&acceptor, &secret("s"), Purpose::Control, soon()).unwrap());
             scope.spawn(|| call(&caller, &secret("s"), Purpose::Control, soon()).unwrap());
-            let mut greeting = [0; 40];
-            (&relay_far).read_exact(&mut greeting).unwrap();
-            (&relay_near).write_all(&greeting).unwrap();
+            let mut challenge = [0; 40];
+            (&relay_far).read_exact(&mut challenge).unwrap();
+            (&relay_near).write_all(&challenge).unwrap();
             let mut answer = [0; 72];
             (&relay_near).read_exact(&mut answer).unwrap();
             (&relay_far).write_all(&answer).unwrap();

@@ -1,6 +1,6 @@
 //! What the data transports need of the control connections.
 
-use crate::group::{GroupError, Result};
+use crate::group::{GroupError, Result, recorder::Recorder};
 use std::{fmt::Debug, time::Duration};
 
 /// The control plane of a job: small messages between all ranks, and the one place that knows
@@ -18,6 +18,10 @@ pub(crate) trait Control: Send + Sync + Debug {
     fn generation(&self) -> u32;
     /// How long an operation may take.
     fn operation_timeout(&self) -> Duration;
+    /// The machine that `rank` runs on.
+    fn host(&self, rank: usize) -> String;
+    /// Where transports record what they do.
+    fn recorder(&self) -> &Recorder;
 
     /// All-gather of small blobs (64 KiB at most) over the control connections, in rank order. Collective: the
     /// ranks must call it with the same `tag`; each tag has its own order, so that two threads
@@ -33,4 +37,10 @@ pub(crate) trait Control: Send + Sync + Debug {
     /// Records `error` as the job's failure (the first one wins) and tells the peers. Never waits for
     /// a peer, only for the moment that sending takes, since the process may be about to exit.
     fn fail(&self, error: GroupError);
+
+    /// On rank 0, after a failure, waits until the ranks' last operations have been gathered and logged; [`REPORT_LIMIT`] at most.
+    fn await_report(&self);
 }
+
+/// How long the report on a failure waits for the ranks that can be reached.
+pub(crate) const REPORT_LIMIT: Duration = Duration::from_secs(2);

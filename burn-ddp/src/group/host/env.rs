@@ -82,7 +82,7 @@ impl Rendezvous {
         Self::resolve_with(overrides, &system)
     }
 
-    fn resolve_with(
+    pub(super) fn resolve_with(
         mut overrides: Overrides,
         lookup: Lookup<'_>,
     ) -> Result<Option<Self>, SettingsError> {

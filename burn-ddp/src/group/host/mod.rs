@@ -14,7 +14,7 @@
 //! [`Rendezvous`] says who a process is: by arguments, or by the variables of its launcher. Nothing a
 //! caller sends is parsed before it has proved that it knows the job's [`Secret`]; without an explicit one that is
 //! the user's key on this machine, so that other users cannot join. Settings that contradict each other fail on all
-//! ranks at once with both values; callers that do not belong to the job are turned away and disturb nobody.
+//! ranks at once with both values; callers that do not belong to the job are rejected and disturb nobody.
 //!
 //! # Transports
 //!
@@ -34,17 +34,22 @@
 //! tells to all; so is the first failure of any rank. A rank that drops its group in good order is no failure
 //! until another rank needs it.
 
+mod acceptor;
 mod auth;
 mod backend;
 pub(crate) mod control;
 mod control_tcp;
-mod door;
+mod deadline;
 mod env;
 mod family;
+#[cfg(any(test, fuzzing))]
+pub(super) mod fuzzing;
 #[cfg(target_os = "linux")]
 mod hierarchical;
 mod interface;
+mod operation;
 mod poll;
+mod rejection_log;
 mod rendezvous;
 mod rendezvous_error;
 mod secret;
@@ -53,7 +58,6 @@ mod settings;
 pub(crate) mod shm;
 mod slurm;
 mod spans;
-mod strangers;
 mod tcp;
 mod wire;
 

@@ -17,7 +17,7 @@ pub enum RendezvousError {
     /// An address that other machines can reach, without a secret that they can have.
     #[error(
         "rank {rank}: MASTER_ADDR {master} is {address}, which other machines can reach, and there is no \
-         secret to keep strangers out. Set BURN_DDP_SECRET to the same random text in all processes, \
+         secret to keep others out. Set BURN_DDP_SECRET to the same random text in all processes, \
          or use 127.0.0.1 when all ranks run on one machine"
     )]
     SecretRequired {
@@ -138,6 +138,19 @@ pub enum RendezvousError {
         /// Both values.
         reason: String,
     },
+    /// A rank had come and was gone before all had.
+    #[error(
+        "rank {rank}: lost rank {peer} ({process}) before all ranks had come. Look at the output of rank {peer} for the \
+         first error"
+    )]
+    PeerLost {
+        /// The rank that reports.
+        rank: usize,
+        /// The rank that is gone.
+        peer: usize,
+        /// Its process and machine, or its address.
+        process: String,
+    },
     /// Not all ranks came in time.
     #[error(
         "rank {rank}: rendezvous timed out after {elapsed:.1?}: {reason}. Check that every rank was started, that all have rank 0's \
@@ -148,7 +161,7 @@ pub enum RendezvousError {
         rank: usize,
         /// How long it waited.
         elapsed: Duration,
-        /// On rank 0 the missing ranks and the callers that were turned away; on others what was tried.
+        /// On rank 0 the missing ranks and the callers that were rejected; on others what was tried.
         reason: String,
     },
     /// Shared memory was asked for and is not to be had.

@@ -15,7 +15,7 @@ use std::{
 
 const KEY_BYTES: usize = 32;
 const KEY_FILE: &str = "key";
-/// 128 bits if they are random: whoever sees a greeting can try secrets offline.
+/// 128 bits if they are random: whoever sees a handshake can try secrets offline.
 const SHORTEST: usize = 16;
 
 /// Proves that a process belongs to the job; never printed.

@@ -154,6 +154,12 @@ impl FrameReader {
         }
     }
 
+    /// As if a socket had had `bytes`.
+    #[cfg(any(test, fuzzing))]
+    pub(super) fn feed(&mut self, bytes: &[u8]) {
+        self.buffer.extend_from_slice(bytes);
+    }
+
     /// Forgets what was read and not taken.
     pub(super) fn clear(&mut self) {
         self.buffer.clear();

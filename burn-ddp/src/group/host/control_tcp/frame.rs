@@ -1,7 +1,8 @@
 //! What travels on a control connection.
 
-use crate::group::GroupError;
+use crate::group::{GroupError, recorder::Tail};
 use serde::{Deserialize, Serialize};
+use std::time::Duration;
 
 /// Bound of one rank's contribution to an exchange.
 pub(super) const EXCHANGE_LIMIT: usize = 64 << 10;
@@ -21,6 +22,8 @@ pub(super) enum Frame {
     Left { peer: usize },
     /// The job has failed.
     Failed(Failure),
+    /// To rank 0, once, after a failure: what the sender did last.
+    Tail(Tail),
     /// To rank 0: one contribution to the exchange `sequence` of `tag`.
     Give {
         tag: u64,
@@ -58,13 +61,10 @@ impl Failure {
                 rank,
                 origin,
                 reason,
+                ..
             } => Failure::Other {
                 origin,
-                error: GroupError::Aborted {
-                    rank,
-                    origin,
-                    reason: cut(reason),
-                },
+                error: GroupError::aborted(rank, origin, cut(reason)),
             },
             error => Failure::Other {
                 origin: rank,
@@ -73,21 +73,40 @@ impl Failure {
         }
     }
 
-    /// This rank's view of it, while it is in `operation`.
-    pub(super) fn seen_by(&self, rank: usize, operation: &dyn Fn() -> String) -> GroupError {
+    /// Whether the ranks' last operations say more than the failure itself does. The reason of an abort is the caller's own.
+    pub(super) fn deserves_report(&self) -> bool {
+        let aborted = |error: &GroupError| matches!(error, GroupError::Aborted { .. });
+        !matches!(self, Failure::Other { error, .. } if aborted(error))
+    }
+
+    /// This rank's view of it, while it is in `operation`. The operation's error learns the time that it took from whoever ran it.
+    pub(super) fn seen_by(
+        &self,
+        rank: usize,
+        hosts: &[String],
+        operation: &dyn Fn() -> String,
+    ) -> GroupError {
+        let host = |peer: usize| hosts.get(peer).cloned().unwrap_or_default();
+        let elapsed = Duration::ZERO;
         match self {
             Failure::Lost { peer, cause } => GroupError::PeerLost {
                 rank,
                 peer: *peer,
+                host: host(*peer),
                 cause: cause.clone(),
                 operation: operation(),
+                elapsed,
             },
             Failure::Left { peer } => GroupError::PeerLeft {
                 rank,
                 peer: *peer,
+                host: host(*peer),
                 operation: operation(),
+                elapsed,
             },
-            Failure::Other { origin, error } if *origin == rank => error.clone(),
+            Failure::Other { origin, error } if *origin == rank && self.deserves_report() => {
+                error.clone()
+            }
             Failure::Other {
                 origin,
                 error:
@@ -113,7 +132,10 @@ impl Failure {
                 GroupError::Aborted {
                     rank,
                     origin: *origin,
+                    host: host(*origin),
                     reason,
+                    operation: operation(),
+                    elapsed,
                 }
             }
         }

@@ -6,21 +6,25 @@
 //! - **Liveness.** Every process sends a heartbeat. A connection that closes without a [`Frame::Bye`], or a
 //!   silence longer than the limit, is the loss of the peer; rank 0 tells everyone.
 //! - **Failure.** The first failure wins. It goes to rank 0 and from there to all.
+//! - **Report.** After a failure every rank sends rank 0 its last operations, and rank 0 logs them side by side.
 //! - **Leaving.** A rank that drops its group says goodbye and closes. That is no failure, until another
 //!   rank needs the one that left. When rank 0 leaves, the others go on without control connections: every
 //!   operation needs rank 0, so the next one reports that rank 0 has left, and only an orderly end remains.
 
 mod frame;
+#[cfg(any(test, fuzzing))]
+pub(super) mod fuzzing;
 mod monitor;
+mod report;
 mod state;
 
 use super::{
-    control::Control,
+    control::{Control, REPORT_LIMIT},
     poll::Waker,
-    rendezvous::{Joined, LateDoor},
+    rendezvous::{Joined, LateAcceptor},
     settings::Heartbeat,
 };
-use crate::group::{GroupError, Result};
+use crate::group::{GroupError, Result, recorder::Recorder};
 use frame::{EXCHANGE_LIMIT, Failure};
 use monitor::Monitor;
 use state::Shared;
@@ -57,21 +61,23 @@ pub(super) struct TcpControl {
 
 impl TcpControl {
     pub(super) fn start(member: Membership, joined: Joined, waker: Arc<Waker>) -> io::Result<Self> {
-        Self::over(member, joined.links, joined.door, waker)
+        let hosts = joined.peers.into_iter().map(|peer| peer.hostname).collect();
+        Self::over(member, hosts, joined.links, joined.acceptor, waker)
     }
 
     fn over(
         member: Membership,
+        hosts: Vec<String>,
         links: Vec<(usize, TcpStream)>,
-        door: Option<LateDoor>,
+        acceptor: Option<LateAcceptor>,
         waker: Arc<Waker>,
     ) -> io::Result<Self> {
         let local = match links.first() {
             Some((_, stream)) => stream.local_addr()?.ip(),
             None => IpAddr::from([127, 0, 0, 1]),
         };
-        let shared = Arc::new(Shared::new(member, waker));
-        let monitor = Monitor::new(shared.clone(), links, door)?;
+        let shared = Arc::new(Shared::new(member, hosts, waker));
+        let monitor = Monitor::new(shared.clone(), links, acceptor)?;
         let monitor = thread::Builder::new()
             .name("burn-ddp-control".into())
             .spawn(move || monitor.run())?;
@@ -109,6 +115,14 @@ impl Control for TcpControl {
         self.shared.member.operation_timeout
     }
 
+    fn host(&self, rank: usize) -> String {
+        self.shared.hosts.get(rank).cloned().unwrap_or_default()
+    }
+
+    fn recorder(&self) -> &Recorder {
+        &self.shared.recorder
+    }
+
     fn exchange(&self, tag: u64, data: &[u8]) -> Result<Vec<Vec<u8>>> {
         if data.len() > EXCHANGE_LIMIT {
             return Err(GroupError::InvalidArgument {
@@ -135,6 +149,10 @@ impl Control for TcpControl {
         self.shared.fail(Failure::from_error(self.rank(), error));
         self.shared.wait_for_announcement(ANNOUNCEMENT);
     }
+
+    fn await_report(&self) {
+        self.shared.wait_for_report(REPORT_LIMIT);
+    }
 }
 
 impl Drop for TcpControl {
@@ -154,7 +172,7 @@ impl Drop for TcpControl {
         // it is left behind rather than waited for.
         if self
             .shared
-            .wait_for_monitor(monitor::GOODBYE + Duration::from_secs(1))
+            .wait_for_monitor(REPORT_LIMIT + monitor::GOODBYE + Duration::from_secs(1))
         {
             let _ = monitor.join();
         }

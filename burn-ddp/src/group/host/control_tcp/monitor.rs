@@ -2,10 +2,10 @@
 
 use super::{
     super::{
-        door::Visit,
+        acceptor::Outcome,
         poll,
-        rendezvous::LateDoor,
-        strangers::Strangers,
+        rejection_log::RejectionLog,
+        rendezvous::LateAcceptor,
         wire::{self, Fill, FrameReader},
     },
     frame::{self, Failure, Frame},
@@ -25,8 +25,8 @@ pub(super) const GOODBYE: Duration = Duration::from_secs(1);
 pub(super) struct Monitor {
     shared: Arc<Shared>,
     links: Vec<Link>,
-    door: Option<LateDoor>,
-    strangers: Strangers,
+    acceptor: Option<LateAcceptor>,
+    rejections: RejectionLog,
     next_beat: Instant,
     last_round: Instant,
 }
@@ -45,7 +45,7 @@ impl Monitor {
     pub(super) fn new(
         shared: Arc<Shared>,
         links: Vec<(usize, TcpStream)>,
-        door: Option<LateDoor>,
+        acceptor: Option<LateAcceptor>,
     ) -> io::Result<Self> {
         let now = Instant::now();
         let limit = frame::limit(shared.member.world_size);
@@ -65,8 +65,8 @@ impl Monitor {
         Ok(Self {
             shared,
             links,
-            door,
-            strangers: Strangers::default(),
+            acceptor,
+            rejections: RejectionLog::default(),
             next_beat: now,
             last_round: now,
         })
@@ -78,7 +78,7 @@ impl Monitor {
             for frame in &work.frames {
                 self.post(frame);
             }
-            if work.closing {
+            if work.closing && self.shared.report_due().is_none() {
                 break;
             }
             self.beat();
@@ -90,13 +90,17 @@ impl Monitor {
             {
                 self.shared.announced();
             }
-            self.sleep(self.next_beat);
+            let due = self.shared.report_due();
+            self.sleep(due.map_or(self.next_beat, |due| due.min(self.next_beat)));
             self.receive();
             self.judge_silence();
             if self.shared.member.rank == 0 {
                 self.shared.expire(self.last_round);
+                let open = self.links.iter().filter(|link| link.open);
+                let reachable = open.map(|link| link.peer);
+                self.shared.report(reachable, self.last_round);
             }
-            self.answer_door();
+            self.reject_late();
         }
         let shared = self.shared.clone();
         self.goodbye();
@@ -132,7 +136,7 @@ impl Monitor {
     }
 
     fn sleep(&mut self, until: Instant) {
-        let door = self.door.as_ref();
+        let acceptor = self.acceptor.as_ref();
         let mut fds = vec![self.shared.waker.fd()];
         fds.extend(self.links.iter().filter(|link| link.open).map(|link| {
             let out = if link.outgoing.is_empty() {
@@ -142,7 +146,7 @@ impl Monitor {
             };
             PollFd::new(&link.stream, PollFlags::IN | out)
         }));
-        fds.extend(door.into_iter().flat_map(LateDoor::fds));
+        fds.extend(acceptor.into_iter().flat_map(LateAcceptor::fds));
         let left = until.saturating_duration_since(Instant::now());
         if let Err(error) = poll::wait(&mut fds, left) {
             // Out of kernel memory; the heartbeat's pace is kept meanwhile.
@@ -176,12 +180,14 @@ impl Monitor {
         }
     }
 
-    fn answer_door(&mut self) {
-        let Some(door) = &self.door else { return };
-        door.accept();
-        while let Some(visit) = door.visit() {
-            if let Visit::TurnedAway { from, why } = visit {
-                self.strangers.turned_away(0, from, &why);
+    fn reject_late(&mut self) {
+        let Some(acceptor) = &self.acceptor else {
+            return;
+        };
+        acceptor.accept();
+        while let Some(outcome) = acceptor.next_outcome() {
+            if let Outcome::Rejected { from, why } = outcome {
+                self.rejections.rejected(0, from, &why);
             }
         }
     }
@@ -189,7 +195,7 @@ impl Monitor {
     /// Sends what is queued and a farewell, then waits until the peers have read it: a socket that is closed
     /// with something unread resets the connection, and the peer might lose the last words.
     fn goodbye(mut self) {
-        self.door = None;
+        self.acceptor = None;
         self.post(&Frame::Bye);
         let deadline = Instant::now() + GOODBYE;
         let mut said = vec![false; self.links.len()];
@@ -285,7 +291,8 @@ impl Link {
             } if !on_zero && parts.len() == size => {
                 shared.complete((tag, sequence), parts);
             }
-            Frame::Left { .. } | Frame::Give { .. } | Frame::All { .. } => {
+            Frame::Tail(tail) if on_zero && tail.is_bounded() => shared.tail(self.peer, tail),
+            Frame::Left { .. } | Frame::Tail(_) | Frame::Give { .. } | Frame::All { .. } => {
                 self.lost(
                     shared,
                     "it sent a message that its place does not allow".into(),

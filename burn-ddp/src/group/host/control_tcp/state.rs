@@ -4,8 +4,9 @@ use super::{
     super::poll::Waker,
     Membership,
     frame::{Failure, Frame},
+    report::Collection,
 };
-use crate::group::{GroupError, Result};
+use crate::group::{GroupError, Result, recorder::Recorder, recorder::Tail};
 use std::{
     collections::{BTreeSet, HashMap},
     sync::{
@@ -23,6 +24,9 @@ const GRACE: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) member: Membership,
+    /// By rank.
+    pub(super) hosts: Vec<String>,
+    pub(super) recorder: Recorder,
     pub(super) waker: Arc<Waker>,
     /// Set with, and before the release of, the first failure or departure in `state`.
     troubled: AtomicBool,
@@ -33,6 +37,8 @@ pub(super) struct Shared {
 #[derive(Debug, Default)]
 struct State {
     failure: Option<Failure>,
+    /// On rank 0, after a failure, until the report is out.
+    collection: Option<Collection>,
     left: BTreeSet<usize>,
     /// For the monitor to send: to rank 0, or from rank 0 to all.
     outbox: Vec<Frame>,
@@ -70,9 +76,11 @@ pub(super) struct Work {
 }
 
 impl Shared {
-    pub(super) fn new(member: Membership, waker: Arc<Waker>) -> Self {
+    pub(super) fn new(member: Membership, hosts: Vec<String>, waker: Arc<Waker>) -> Self {
         Self {
             member,
+            hosts,
+            recorder: Recorder::new(),
             waker,
             troubled: AtomicBool::new(false),
             state: Mutex::default(),
@@ -99,7 +107,7 @@ impl Shared {
         };
         let rank = self.member.rank;
         if let Some(failure) = failure {
-            return Err(failure.seen_by(rank, operation));
+            return Err(failure.seen_by(rank, &self.hosts, operation));
         }
         // The lock is free here: the closure is the caller's.
         match missing().into_iter().find(|peer| left.contains(peer)) {
@@ -108,7 +116,7 @@ impl Shared {
                 // Recorded, so that all later operations fail too.
                 let failure = Failure::Left { peer };
                 self.fail(failure.clone());
-                Err(failure.seen_by(rank, operation))
+                Err(failure.seen_by(rank, &self.hosts, operation))
             }
         }
     }
@@ -123,6 +131,15 @@ impl Shared {
             return;
         }
         state.outbox.push(Frame::Failed(failure.clone()));
+        if failure.deserves_report() {
+            let tail = self.recorder.tail();
+            if self.member.rank == 0 {
+                let cause = failure.seen_by(0, &self.hosts, &String::new);
+                state.collection = Some(Collection::new(self.member.world_size, cause, tail));
+            } else {
+                state.outbox.push(Frame::Tail(tail));
+            }
+        }
         state.failure = Some(failure);
         self.troubled.store(true, Ordering::Release);
         self.notify();
@@ -156,7 +173,7 @@ impl Shared {
 
     pub(super) fn exchange(&self, tag: u64, data: &[u8]) -> Result<Vec<Vec<u8>>> {
         let rank = self.member.rank;
-        let operation = || format!("in control exchange {tag:#x}");
+        let operation = || format!("control exchange {tag:#x}");
         let start = Instant::now();
         let limit = self.member.operation_timeout;
         let deadline = start + limit + if rank == 0 { Duration::ZERO } else { GRACE };
@@ -186,7 +203,7 @@ impl Shared {
                 self.fail_locked(&mut state, Failure::Left { peer: 0 });
             }
             if let Some(failure) = &state.failure {
-                return Err(failure.seen_by(rank, &operation));
+                return Err(failure.seen_by(rank, &self.hosts, &operation));
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
@@ -194,12 +211,7 @@ impl Shared {
                     .gathering
                     .get(&key)
                     .map_or(vec![0], Gathering::missing);
-                let error = GroupError::Timeout {
-                    rank,
-                    operation: operation(),
-                    elapsed: start.elapsed(),
-                    missing,
-                };
+                let error = self.timeout(operation(), start.elapsed(), missing);
                 self.fail_locked(&mut state, Failure::from_error(rank, error.clone()));
                 return Err(error);
             }
@@ -246,19 +258,25 @@ impl Shared {
         self.changed.notify_all();
     }
 
+    fn timeout(&self, operation: String, elapsed: Duration, missing: Vec<usize>) -> GroupError {
+        let host = |rank: &usize| self.hosts.get(*rank).cloned().unwrap_or_default();
+        GroupError::Timeout {
+            rank: self.member.rank,
+            operation,
+            elapsed,
+            hosts: missing.iter().map(host).collect(),
+            missing,
+        }
+    }
+
     /// On rank 0: an exchange that this rank itself has not come to still ends for the others.
     pub(super) fn expire(&self, now: Instant) {
         let (rank, limit) = (self.member.rank, self.member.operation_timeout);
         let mut state = self.lock();
         let overdue = state.gathering.iter().find_map(|((tag, _), gathering)| {
             let elapsed = now.saturating_duration_since(gathering.since);
-            let operation = format!("control exchange {tag:#x}");
-            (elapsed > limit).then(|| GroupError::Timeout {
-                rank,
-                operation,
-                elapsed,
-                missing: gathering.missing(),
-            })
+            let operation = || format!("control exchange {tag:#x}");
+            (elapsed > limit).then(|| self.timeout(operation(), elapsed, gathering.missing()))
         });
         if let Some(error) = overdue {
             self.fail_locked(&mut state, Failure::from_error(rank, error));
@@ -274,6 +292,36 @@ impl Shared {
     /// Gives the monitor the moment it needs to send the failure, since the process may be about to exit.
     pub(super) fn wait_for_announcement(&self, limit: Duration) {
         let waiting = |state: &mut State| !state.announced && !state.finished;
+        drop(self.changed.wait_timeout_while(self.lock(), limit, waiting));
+    }
+
+    /// On rank 0: what another rank did last.
+    pub(super) fn tail(&self, peer: usize, tail: Tail) {
+        if let Some(collection) = &mut self.lock().collection {
+            collection.add(peer, tail);
+        }
+    }
+
+    /// On rank 0, by the monitor: writes the report as soon as all that can be reached have answered.
+    pub(super) fn report(&self, reachable: impl IntoIterator<Item = usize>, now: Instant) {
+        let mut state = self.lock();
+        let complete = |collection: &mut Collection| collection.is_complete(reachable, now);
+        let Some(collection) = state.collection.take_if(complete) else {
+            return;
+        };
+        // Callers that wait for the report may exit as soon as they see it done, so it is written under the lock.
+        collection.write(&self.hosts);
+        self.changed.notify_all();
+    }
+
+    /// Until when the report may take, if one is being made.
+    pub(super) fn report_due(&self) -> Option<Instant> {
+        Some(self.lock().collection.as_ref()?.due())
+    }
+
+    /// Leaves the monitor the time to write the report, since the process may be about to exit.
+    pub(super) fn wait_for_report(&self, limit: Duration) {
+        let waiting = |state: &mut State| state.collection.is_some() && !state.finished;
         drop(self.changed.wait_timeout_while(self.lock(), limit, waiting));
     }
 

@@ -22,7 +22,9 @@ fn socket_pair() -> (TcpStream, TcpStream) {
 }
 
 fn control(member: Membership, links: Vec<(usize, TcpStream)>) -> TcpControl {
-    TcpControl::over(member, links, None, Arc::new(Waker::new().unwrap())).unwrap()
+    let hosts = (0..member.world_size).map(|rank| format!("node{rank}"));
+    let waker = Arc::new(Waker::new().unwrap());
+    TcpControl::over(member, hosts.collect(), links, None, waker).unwrap()
 }
 
 /// Rank 0 and the raw far ends of its links, for tests that play the other ranks.
@@ -67,6 +69,25 @@ fn trouble(control: &TcpControl, missing: &[usize]) -> GroupError {
         thread::sleep(Duration::from_millis(2));
     }
     panic!("rank {} noticed nothing", control.rank());
+}
+
+fn abort(control: &TcpControl, reason: &str) {
+    let rank = control.rank();
+    control.fail(GroupError::aborted(rank, rank, reason));
+}
+
+/// The reason of an abort by `origin`, as `rank` sees it.
+fn reason(error: &GroupError, rank: usize, origin: usize) -> &str {
+    match error {
+        GroupError::Aborted {
+            rank: by,
+            origin: from,
+            host,
+            reason,
+            ..
+        } if (*by, *from) == (rank, origin) && *host == format!("node{origin}") => reason,
+        other => panic!("{other:?}"),
+    }
 }
 
 fn hear(stream: &TcpStream) -> Frame {
@@ -209,34 +230,19 @@ fn a_silent_peer_is_lost_and_a_beating_one_is_not() {
 #[test]
 fn the_first_failure_wins_and_reaches_all() {
     let all = star(3);
-    all[2].fail(GroupError::Aborted {
-        rank: 2,
-        origin: 2,
-        reason: "bad loss".into(),
-    });
-    all[2].fail(GroupError::Aborted {
-        rank: 2,
-        origin: 2,
-        reason: "later".into(),
-    });
+    abort(&all[2], "bad loss");
+    abort(&all[2], "later");
     for control in &all {
         let rank = control.rank();
-        assert_eq!(
-            trouble(control, &[]),
-            GroupError::Aborted {
-                rank,
-                origin: 2,
-                reason: "bad loss".into()
-            }
-        );
+        assert_eq!(reason(&trouble(control, &[]), rank, 2), "bad loss");
         // And it ends exchanges.
-        assert_eq!(
-            control.exchange(1, b"x").unwrap_err(),
-            GroupError::Aborted {
-                rank,
-                origin: 2,
-                reason: "bad loss".into()
-            }
+        let error = control.exchange(1, b"x").unwrap_err();
+        assert_eq!(reason(&error, rank, 2), "bad loss");
+        assert!(
+            error
+                .to_string()
+                .contains("stopped in control exchange 0x1"),
+            "{error}"
         );
     }
 }
@@ -246,20 +252,9 @@ fn a_failure_right_before_the_end_still_reaches_the_peers() {
     for _ in 0..20 {
         let mut all = star(2);
         let one = all.pop().unwrap();
-        one.fail(GroupError::Aborted {
-            rank: 1,
-            origin: 1,
-            reason: "last words".into(),
-        });
+        abort(&one, "last words");
         drop(one);
-        assert_eq!(
-            trouble(&all[0], &[]),
-            GroupError::Aborted {
-                rank: 0,
-                origin: 1,
-                reason: "last words".into()
-            }
-        );
+        assert_eq!(reason(&trouble(&all[0], &[]), 0, 1), "last words");
     }
 }
 

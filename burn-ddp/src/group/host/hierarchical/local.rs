@@ -1,7 +1,7 @@
 //! The control plane as the ranks of one machine see it.
 
 use super::super::control::Control;
-use crate::group::{GroupError, Result};
+use crate::group::{GroupError, Result, recorder::Recorder};
 use std::{sync::Arc, time::Duration};
 
 /// Some of a job's ranks, counted from 0. Exchanges are still among all ranks of the job; each sees those of its own.
@@ -44,6 +44,14 @@ impl Control for LocalControl {
         self.job.operation_timeout()
     }
 
+    fn host(&self, rank: usize) -> String {
+        self.job.host(self.ranks[rank])
+    }
+
+    fn recorder(&self) -> &Recorder {
+        self.job.recorder()
+    }
+
     fn exchange(&self, tag: u64, data: &[u8]) -> Result<Vec<Vec<u8>>> {
         let mut all = self.job.exchange(tag, data)?;
         let ours = self
@@ -64,5 +72,9 @@ impl Control for LocalControl {
 
     fn fail(&self, error: GroupError) {
         self.job.fail(error);
+    }
+
+    fn await_report(&self) {
+        self.job.await_report();
     }
 }

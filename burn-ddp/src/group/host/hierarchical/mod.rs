@@ -26,6 +26,8 @@ mod topology;
 
 use super::{
     control::Control,
+    deadline::Deadline,
+    operation,
     shm::{self, NoSharedMemory, ShmGroup},
     tcp::{Context, mesh},
 };
@@ -210,7 +212,7 @@ impl Member {
     fn run(&self, state: &mut State, call: Call, payload: Payload<'_>) -> Result<()> {
         let control = &*self.context.control;
         let ours = self.id.describe(call, state.sequence);
-        control.check(&Vec::new, &|| format!("starting {ours}"))?;
+        control.check(&Vec::new, &|| ours.to_string())?;
         if state.broken {
             // Only a panic inside an operation comes here.
             return Err(GroupError::Transport {
@@ -234,16 +236,20 @@ impl Member {
             ranks: topology.ring(),
             position: topology.machine,
             ours,
+            deadline: Deadline::new(control, call),
             chunk: chunk.as_mut_slice(),
         });
         let done = match &self.local {
-            None => Collective {
-                topology,
-                local: None,
-                ring,
-                scratch,
-            }
-            .run(payload),
+            None => operation::run(control, &ours, || {
+                Collective {
+                    topology,
+                    local: None,
+                    ring,
+                    scratch,
+                }
+                .run(payload)
+            }),
+            // Which is an operation of the ranks of this machine under the same name.
             Some(shm) => shm.operate(call, |operation| {
                 Collective {
                     topology,
@@ -337,9 +343,7 @@ impl Engine for HierarchicalGroup {
 
     fn first_failure(&self) -> Option<GroupError> {
         let control = &self.0.context.control;
-        control
-            .check(&Vec::new, &|| "between operations".into())
-            .err()
+        control.check(&Vec::new, &String::new).err()
     }
 }
 

@@ -5,7 +5,7 @@
 //! arrived and has been added*. There are no steps in which all wait for the slowest: receiving, adding and sending
 //! overlap by themselves, and the kernel's socket buffers keep the links busy while a rank adds.
 
-use super::super::{control::Control, poll, spans::Spans};
+use super::super::{control::Control, deadline::Deadline, poll, spans::Spans};
 use crate::group::{
     DType, GroupError, OpDescriptor, ReduceOp, Result,
     ops::{self, DESCRIPTOR_WORDS},
@@ -90,6 +90,7 @@ pub(super) struct Ring<'a> {
     pub(super) ranks: Vec<usize>,
     pub(super) position: usize,
     pub(super) ours: OpDescriptor,
+    pub(super) deadline: Deadline<'a>,
     /// Received bytes on their way into a reduction.
     pub(super) chunk: &'a mut [u8],
 }
@@ -172,7 +173,7 @@ struct Flow<'a> {
     /// Bytes of an incomplete element, at the start of `chunk`.
     held: usize,
     chunk: &'a mut [u8],
-    start: Instant,
+    deadline: &'a Deadline<'a>,
     closed: Option<(usize, Instant)>,
 }
 
@@ -199,7 +200,7 @@ impl<'a> Flow<'a> {
             within: 0,
             held: 0,
             chunk: ring.chunk,
-            start: Instant::now(),
+            deadline: &ring.deadline,
             closed: None,
         }
     }
@@ -307,36 +308,32 @@ impl<'a> Flow<'a> {
     fn pause(&mut self) -> Result<()> {
         let missing = || self.closed.map(|(peer, _)| peer).into_iter().collect();
         self.control.check(&missing, &|| self.ours.to_string())?;
-        let (rank, elapsed) = (self.control.rank(), self.start.elapsed());
+        let rank = self.control.rank();
         let (sending, receiving) = (self.sent < self.ready(), !self.all_received());
         match self.closed {
             Some((peer, since)) if since.elapsed() > GRACE => {
                 return Err(GroupError::PeerLost {
                     rank,
                     peer,
+                    host: self.control.host(peer),
                     cause: "its data connection closed".into(),
                     operation: self.ours.to_string(),
+                    elapsed: Duration::ZERO,
                 });
             }
             Some(_) => {
                 std::thread::sleep(SLICE);
                 return Ok(());
             }
-            None if elapsed >= self.control.operation_timeout() => {
+            None => {
                 // The one that this rank waits for; whom that one waits for is in its own error.
-                let peer = if receiving {
-                    self.previous.0
-                } else {
-                    self.next.0
+                let peer = match receiving {
+                    true => self.previous.0,
+                    false => self.next.0,
                 };
-                return Err(GroupError::Timeout {
-                    rank,
-                    operation: self.ours.to_string(),
-                    elapsed,
-                    missing: vec![peer],
-                });
+                self.deadline
+                    .check(&|| self.ours.to_string(), &|| vec![peer])?;
             }
-            None => {}
         }
         let mut fds = Vec::with_capacity(2);
         if sending {

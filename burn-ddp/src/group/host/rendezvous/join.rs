@@ -8,7 +8,7 @@ use super::{
         settings::{Endpoint, Rendezvous},
         wire,
     },
-    Answer, HELLO_LIMIT, Hello, Joined, REPORT_EVERY, answer_limit, first_report,
+    Answer, HELLO_LIMIT, Hello, Joined, REJOIN_LIMIT, REPORT_EVERY, answer_limit, first_report,
     resolve::{self, Resolver},
 };
 use crate::notice;
@@ -26,14 +26,18 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 /// For one address to answer at all.
 const CONNECT_LIMIT: Duration = Duration::from_secs(3);
 /// For rank 0 to prove itself.
-const GREETING_LIMIT: Duration = Duration::from_secs(3);
+const HANDSHAKE_LIMIT: Duration = Duration::from_secs(3);
+/// Rank 0 knows which ranks are missing, so the others leave it the time to say so.
+const GRACE: Duration = Duration::from_secs(1);
 
 /// What one try at one address came to.
 enum Attempt {
     /// Trying again cannot help.
     Final(RendezvousError),
-    /// Rank 0 is not there yet, or not any more.
+    /// Rank 0 is not there yet.
     Again(String),
+    /// It was there, knew of this rank, and is gone.
+    Lost(String),
 }
 
 /// Calls rank 0 until it answers or the time is over.
@@ -50,6 +54,7 @@ pub(super) fn join_with(
     let mut tried = BTreeMap::new();
     let mut pause = FIRST_PAUSE;
     let mut report = start + first_report(settings.rendezvous_timeout);
+    let mut lost_since = None;
     loop {
         // Each round anew: a name may appear, or move, while the job starts.
         match resolve::resolve(settings, resolver) {
@@ -64,6 +69,10 @@ pub(super) fn join_with(
                         Ok(joined) => return Ok(joined),
                         Err(Attempt::Final(error)) => return Err(error),
                         Err(Attempt::Again(cause)) => tried.insert(address.to_string(), cause),
+                        Err(Attempt::Lost(cause)) => {
+                            lost_since = Some(Instant::now());
+                            tried.insert(address.to_string(), cause)
+                        }
                     };
                 }
             }
@@ -81,6 +90,13 @@ pub(super) fn join_with(
                     master(settings),
                     list(&tried)
                 ),
+            });
+        }
+        if lost_since.is_some_and(|since| since.elapsed() >= REJOIN_LIMIT) {
+            return Err(RendezvousError::PeerLost {
+                rank: settings.rank,
+                peer: 0,
+                process: format!("at {}", master(settings)),
             });
         }
         if Instant::now() >= report {
@@ -126,19 +142,21 @@ fn attempt(
     }
     stream.set_nodelay(true).map_err(again)?;
 
-    let greeted = auth::call(
+    let authenticated = auth::call(
         &stream,
         secret,
         Purpose::Control,
-        deadline.min(Instant::now() + GREETING_LIMIT),
+        deadline.min(Instant::now() + HANDSHAKE_LIMIT),
     );
-    greeted.map_err(|error| rejected(rank, secret, address, error))?;
+    authenticated.map_err(|error| rejected(rank, secret, address, error))?;
 
     wire::send(&stream, &Hello::new(settings), HELLO_LIMIT, deadline).map_err(again)?;
-    let answer = wire::receive(&stream, answer_limit(settings.world_size.get()), deadline);
+    let limit = answer_limit(settings.world_size.get());
+    let answer = wire::receive(&stream, limit, deadline + GRACE);
     let address = address.to_string();
-    match answer.map_err(|error| {
-        Attempt::Again(format!("rank 0 left before all ranks had come: {error}"))
+    match answer.map_err(|error| match error.kind() {
+        ErrorKind::TimedOut => Attempt::Again("rank 0 still waits for other ranks".into()),
+        _ => Attempt::Lost(format!("rank 0 left before all ranks had come: {error}")),
     })? {
         Answer::Welcome { job, peers } => {
             let fits = peers.len() == settings.world_size.get()
@@ -159,7 +177,7 @@ fn attempt(
                 secret: secret.clone(),
                 peers,
                 links: vec![(0, stream)],
-                door: None,
+                acceptor: None,
             })
         }
         Answer::Refused { reason } => Err(Attempt::Final(RendezvousError::Refused {
@@ -177,6 +195,7 @@ fn attempt(
             rank,
             reason,
         })),
+        Answer::Lost { peer } => Err(Attempt::Final(peer.lost(rank))),
         Answer::TimedOut { reason } => Err(Attempt::Final(RendezvousError::Timeout {
             rank,
             elapsed: settings
@@ -200,10 +219,10 @@ fn rejected(rank: usize, secret: &Secret, address: SocketAddr, error: AuthError)
             })
         }
         // Silence. A launcher, which gives the secret, makes rank 0's socket before rank 0 runs, so there a
-        // connection may wait long for its greeting. Without one rank 0 makes the socket itself and
-        // greets at once.
+        // connection may wait long for its handshake. Without one rank 0 makes the socket itself and
+        // answers at once.
         AuthError::Io(error) if error.kind() == ErrorKind::TimedOut && secret.is_of_this_user() => {
-            let cause = format!("no greeting within {GREETING_LIMIT:?}");
+            let cause = format!("no handshake within {HANDSHAKE_LIMIT:?}");
             Attempt::Final(RendezvousError::NotRankZero {
                 rank,
                 address,

@@ -5,9 +5,12 @@
 //! [`Peer`]s; the connections stay, as the job's control connections.
 //!
 //! Contradictions between authenticated ranks (two with one rank, world sizes or versions that differ) fail the
-//! rendezvous on all ranks at once. Callers that do not belong here (no secret, an older generation, a
-//! port scan) are turned away and change nothing.
+//! rendezvous on all ranks at once, and so does a rank that had come, is gone and does not come again within seconds. Callers that do not belong here (no secret, an older generation, a
+//! port scan) are rejected and change nothing.
 
+mod accept;
+#[cfg(any(test, fuzzing))]
+pub(super) mod fuzzing;
 mod join;
 mod listen;
 mod port_owner;
@@ -15,10 +18,11 @@ mod resolve;
 mod serve;
 mod verdict;
 
+pub(super) use accept::LateAcceptor;
 pub(super) use join::join;
-pub(super) use serve::{LateDoor, serve};
+pub(super) use serve::serve;
 
-use super::{secret::Secret, settings::Transport};
+use super::{rendezvous_error::RendezvousError, secret::Secret, settings::Transport};
 use serde::{Deserialize, Serialize};
 use std::{fmt, net::TcpStream, time::Duration};
 
@@ -29,6 +33,10 @@ const REPORT_EVERY: Duration = Duration::from_secs(60);
 fn first_report(limit: Duration) -> Duration {
     Duration::from_secs(10).min(limit / 2)
 }
+
+/// How long a rank that had come may be gone: a launcher that restarts single processes needs a moment, and the
+/// others should not wait for the rendezvous time-out to learn of a death.
+const REJOIN_LIMIT: Duration = Duration::from_secs(2);
 
 /// Bound of a [`Hello`].
 const HELLO_LIMIT: usize = 1 << 10;
@@ -75,6 +83,10 @@ enum Answer {
     Inconsistent {
         reason: String,
     },
+    /// The job cannot start, because this rank had come and is gone.
+    Lost {
+        peer: Peer,
+    },
     /// Not now; the caller may try again.
     Busy {
         reason: String,
@@ -99,8 +111,8 @@ pub(super) struct Joined {
     pub(super) peers: Vec<Peer>,
     /// On rank 0 one connection to each other rank; on others the one to rank 0. With the rank at its far end.
     pub(super) links: Vec<(usize, TcpStream)>,
-    /// Rank 0 keeps answering the door, so that late callers hear why they cannot join.
-    pub(super) door: Option<LateDoor>,
+    /// Rank 0 keeps accepting, so that late callers hear why they cannot join.
+    pub(super) acceptor: Option<LateAcceptor>,
 }
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -119,22 +131,32 @@ impl Hello {
 
 impl Peer {
     pub(super) fn this(settings: &super::settings::Rendezvous) -> Self {
-        // The boot id tells machines with one name apart, name and network namespace containers of one machine. None
-        // is trusted for more than choosing a transport and for texts.
+        // The boot id tells machines with one name apart; name, network and process namespace tell containers of one machine apart,
+        // which could not open each other's memory. None is trusted for more than choosing a transport and for texts.
         let boot = kernel("random/boot_id").unwrap_or_default();
         let hostname = kernel("hostname")
             .or_else(|| std::env::var("HOSTNAME").ok())
             .unwrap_or_else(|| "this host".into());
         let hostname: String = hostname.chars().take(64).collect();
-        let network = std::fs::read_link("/proc/self/ns/net").unwrap_or_default();
-        let network: String = network.to_string_lossy().chars().take(64).collect();
+        let (network, processes) = (namespace("net"), namespace("pid"));
         Self {
             rank: settings.rank,
             local_rank: settings.local_rank,
             local_world_size: settings.local_world_size,
             pid: std::process::id(),
-            machine: format!("{boot}/{hostname}/{network}"),
+            machine: format!("{boot}/{hostname}/{network}/{processes}"),
             hostname,
+        }
+    }
+}
+
+impl Peer {
+    /// Had come and is gone, as `rank` reports it.
+    fn lost(&self, rank: usize) -> RendezvousError {
+        RendezvousError::PeerLost {
+            rank,
+            peer: self.rank,
+            process: self.to_string(),
         }
     }
 }
@@ -143,6 +165,12 @@ impl Peer {
 fn kernel(name: &str) -> Option<String> {
     let text = std::fs::read_to_string(format!("/proc/sys/kernel/{name}")).ok()?;
     Some(text.trim().chars().take(64).collect())
+}
+
+/// The Linux kernel's name of the namespace of this kind that this process is in.
+fn namespace(kind: &str) -> String {
+    let link = std::fs::read_link(format!("/proc/self/ns/{kind}")).unwrap_or_default();
+    link.to_string_lossy().chars().take(64).collect()
 }
 
 impl fmt::Display for Peer {

@@ -2,17 +2,17 @@
 
 use super::{
     super::{
-        auth::{self, Purpose},
-        door::{Door, Visit},
+        acceptor::{Acceptor, Outcome},
         poll::{self, Waker},
+        rejection_log::RejectionLog,
         rendezvous_error::RendezvousError,
         secret::Secret,
         settings::Rendezvous,
-        strangers::Strangers,
         wire,
     },
-    Answer, HELLO_LIMIT, Hello, Joined, REPORT_EVERY, VERSION, answer_limit, first_report, listen,
-    resolve,
+    Answer, Hello, Joined, Peer, REJOIN_LIMIT, REPORT_EVERY, VERSION,
+    accept::{self, JoinRequest},
+    answer_limit, first_report, listen, resolve,
     verdict::{Verdict, duplicate},
 };
 use crate::notice;
@@ -20,7 +20,7 @@ use rustix::event::{PollFd, PollFlags};
 use std::{
     collections::BTreeMap,
     io,
-    net::{SocketAddr, TcpListener, TcpStream},
+    net::{SocketAddr, TcpListener},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -31,17 +31,6 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(2);
 const FAREWELL: Duration = Duration::from_secs(2);
 /// Longest sleep while waiting, so that nothing depends on a wake-up alone.
 const SLICE: Duration = Duration::from_millis(500);
-
-/// A rank that has said hello and waits for its answer.
-#[derive(Debug)]
-struct Guest {
-    stream: TcpStream,
-    from: SocketAddr,
-    hello: Hello,
-}
-
-/// A door that answers everyone with a refusal.
-pub(in super::super) type LateDoor = Door<()>;
 
 /// Waits until all ranks have come, or says why they cannot.
 pub(in super::super) fn serve(
@@ -81,17 +70,23 @@ pub(in super::super) fn serve(
     );
     let late = clones(&listeners).map_err(|error| failed("keeping the listening socket", error))?;
     let server = Server {
-        door: door(listeners, waker.clone(), secret.clone()),
+        acceptor: accept::acceptor(listeners, waker.clone(), secret.clone()),
         us: Hello::new(settings),
-        guests: BTreeMap::new(),
-        turned_away: BTreeMap::new(),
-        strangers: Strangers::default(),
+        requests: BTreeMap::new(),
+        gone: BTreeMap::new(),
+        rejected: BTreeMap::new(),
+        rejections: RejectionLog::default(),
         at,
         secret: secret.clone(),
         start,
     };
     let mut joined = server.run(waker, start + settings.rendezvous_timeout)?;
-    joined.door = Some(late_door(late, waker.clone(), secret, Hello::new(settings)));
+    joined.acceptor = Some(accept::late_acceptor(
+        late,
+        waker.clone(),
+        secret,
+        Hello::new(settings),
+    ));
     Ok(joined)
 }
 
@@ -107,57 +102,15 @@ fn clones(listeners: &[TcpListener]) -> io::Result<Vec<TcpListener>> {
     listeners.iter().map(TcpListener::try_clone).collect()
 }
 
-fn door(listeners: Vec<TcpListener>, waker: Arc<Waker>, secret: Secret) -> Door<Guest> {
-    Door::new(listeners, waker, move |stream, from, deadline| {
-        let hello = hear(&stream, &secret, deadline)?;
-        Ok(Guest {
-            stream,
-            from,
-            hello,
-        })
-    })
-}
-
-fn hear(stream: &TcpStream, secret: &Secret, deadline: Instant) -> Result<Hello, String> {
-    auth::accept(stream, secret, Purpose::Control, deadline).map_err(|error| error.to_string())?;
-    wire::receive(stream, HELLO_LIMIT, deadline).map_err(|error| error.to_string())
-}
-
-/// After the rendezvous, whoever calls is too late or belongs elsewhere.
-fn late_door(
-    listeners: Vec<TcpListener>,
-    waker: Arc<Waker>,
-    secret: Secret,
-    us: Hello,
-) -> LateDoor {
-    Door::new(listeners, waker, move |stream, _, deadline| {
-        let hello = hear(&stream, &secret, deadline)?;
-        let answer = match us.verdict(&hello) {
-            Verdict::Turn(answer) => answer,
-            Verdict::Ahead => us.still_here(&hello),
-            Verdict::Fits | Verdict::Contradicts(_) => Answer::Refused {
-                reason: format!(
-                    "the job already runs with all its {} ranks; this one says it is rank {} of {}",
-                    us.world_size, hello.peer.rank, hello.world_size
-                ),
-            },
-        };
-        let sent = wire::send(&stream, &answer, answer_limit(us.world_size), deadline);
-        let Some(reason) = answer.turns_away() else {
-            return Ok(());
-        };
-        sent.map_err(|error| error.to_string())?;
-        Err(reason)
-    })
-}
-
 struct Server {
-    door: Door<Guest>,
+    acceptor: Acceptor<JoinRequest>,
     us: Hello,
-    guests: BTreeMap<usize, Guest>,
+    requests: BTreeMap<usize, JoinRequest>,
+    /// Ranks that had come and are not there any more, since when.
+    gone: BTreeMap<usize, (Peer, Instant)>,
     /// Why, and how many.
-    turned_away: BTreeMap<String, usize>,
-    strangers: Strangers,
+    rejected: BTreeMap<String, usize>,
+    rejections: RejectionLog,
     /// Where rank 0 listens.
     at: String,
     secret: Secret,
@@ -167,7 +120,7 @@ struct Server {
 impl Server {
     fn run(mut self, waker: &Waker, deadline: Instant) -> Result<Joined, RendezvousError> {
         let mut report = self.start + first_report(deadline - self.start);
-        while self.guests.len() + 1 < self.us.world_size {
+        while self.requests.len() + 1 < self.us.world_size {
             if Instant::now() >= deadline {
                 return Err(self.time_out());
             }
@@ -181,16 +134,22 @@ impl Server {
                     deadline.saturating_duration_since(Instant::now())
                 ));
             }
+            if let Some((peer, since)) = self.gone.values().next()
+                && since.elapsed() >= REJOIN_LIMIT
+            {
+                let peer = peer.clone();
+                return Err(self.lost(peer, waker));
+            }
             self.wait(waker, deadline)?;
             // One by one: should this one end the rendezvous, the others are still there to be told.
-            while let Some(visit) = self.door.visit() {
-                self.visit(visit, waker)?;
+            while let Some(outcome) = self.acceptor.next_outcome() {
+                self.handle(outcome, waker)?;
             }
         }
         self.welcome()
     }
 
-    /// Sleeps until somebody comes, or a guest leaves again: its place is then free for a restarted process.
+    /// Sleeps until somebody comes, or a rank that has come leaves again: its place is then free for a restarted process.
     fn wait(&mut self, waker: &Waker, deadline: Instant) -> Result<(), RendezvousError> {
         let left = deadline
             .saturating_duration_since(Instant::now())
@@ -198,15 +157,15 @@ impl Server {
         let gone: Vec<usize> = {
             let mut fds = vec![waker.fd()];
             fds.extend(
-                self.guests
+                self.requests
                     .values()
-                    .map(|guest| PollFd::new(&guest.stream, PollFlags::IN)),
+                    .map(|request| PollFd::new(&request.stream, PollFlags::IN)),
             );
-            fds.extend(self.door.fds());
+            fds.extend(self.acceptor.fds());
             poll::wait(&mut fds, left)
                 .map_err(|error| failed("waiting for the other ranks", error))?;
-            // A guest has nothing to say until it is answered, so anything to read is its end.
-            self.guests
+            // A rank has nothing to say until it is answered, so anything to read is its end.
+            self.requests
                 .keys()
                 .zip(&fds[1..])
                 .filter(|(_, fd)| poll::readable(fd))
@@ -214,87 +173,112 @@ impl Server {
                 .collect()
         };
         for rank in gone {
-            if let Some(guest) = self.guests.remove(&rank) {
+            if let Some(request) = self.requests.remove(&rank) {
                 tracing::warn!(
                     "rank {rank} ({}) left again before all ranks had come",
-                    guest.hello.peer
+                    request.hello.peer
                 );
+                self.gone.insert(rank, (request.hello.peer, Instant::now()));
             }
         }
         waker.drain();
-        self.door.accept();
+        self.acceptor.accept();
         Ok(())
     }
 
-    fn visit(&mut self, visit: Visit<Guest>, waker: &Waker) -> Result<(), RendezvousError> {
-        let guest = match visit {
-            Visit::Admitted(guest) => guest,
-            Visit::TurnedAway { from, why } => {
-                self.turn_away(from, why);
+    fn handle(
+        &mut self,
+        outcome: Outcome<JoinRequest>,
+        waker: &Waker,
+    ) -> Result<(), RendezvousError> {
+        let request = match outcome {
+            Outcome::Accepted(request) => request,
+            Outcome::Rejected { from, why } => {
+                self.reject(from, why);
                 return Ok(());
             }
         };
-        match self.us.verdict(&guest.hello) {
+        match self.us.verdict(&request.hello) {
             Verdict::Fits => {}
-            Verdict::Turn(answer) => {
-                self.answer(&guest, &answer);
-                if let Some(reason) = answer.turns_away() {
-                    self.turn_away(guest.from, reason);
+            Verdict::Reject(answer) => {
+                self.answer(&request, &answer);
+                if let Some(reason) = answer.rejection() {
+                    self.reject(request.from, reason);
                 }
                 return Ok(());
             }
-            Verdict::Ahead => return Err(self.superseded(&guest)),
-            Verdict::Contradicts(reason) => return Err(self.contradiction(reason, guest, waker)),
+            Verdict::Ahead => return Err(self.superseded(&request)),
+            Verdict::Contradicts(reason) => return Err(self.contradiction(reason, request, waker)),
         }
-        let rank = guest.hello.peer.rank;
-        match self.guests.get(&rank) {
+        let rank = request.hello.peer.rank;
+        match self.requests.get(&rank) {
             None => {
-                self.guests.insert(rank, guest);
+                self.gone.remove(&rank);
+                self.requests.insert(rank, request);
                 Ok(())
             }
             Some(first) => {
-                let reason = duplicate(rank, &first.hello.peer, &guest.hello.peer);
-                Err(self.contradiction(reason, guest, waker))
+                let reason = duplicate(rank, &first.hello.peer, &request.hello.peer);
+                Err(self.contradiction(reason, request, waker))
             }
         }
     }
 
-    fn turn_away(&mut self, from: SocketAddr, why: String) {
-        self.strangers.turned_away(0, from, &why);
-        // Texts of strangers' making do not get here, but their kinds are not ours to bound.
-        if self.turned_away.len() < 32 || self.turned_away.contains_key(&why) {
-            *self.turned_away.entry(why).or_default() += 1;
+    fn reject(&mut self, from: SocketAddr, why: String) {
+        self.rejections.rejected(0, from, &why);
+        // Texts of the callers' making do not get here, but their kinds are not ours to bound.
+        if self.rejected.len() < 32 || self.rejected.contains_key(&why) {
+            *self.rejected.entry(why).or_default() += 1;
         }
     }
 
-    fn answer(&self, guest: &Guest, answer: &Answer) -> bool {
+    fn answer(&self, request: &JoinRequest, answer: &Answer) -> bool {
         let deadline = Instant::now() + ANSWER_LIMIT;
         let sent = wire::send(
-            &guest.stream,
+            &request.stream,
             answer,
             answer_limit(self.us.world_size),
             deadline,
         );
         if let Err(error) = &sent {
-            tracing::debug!("could not answer {}: {error}", guest.from);
+            tracing::debug!("could not answer {}: {error}", request.from);
         }
         sent.is_ok()
     }
 
-    /// Tells everyone, and for a while those who come late, so that no rank waits for its time-out.
-    fn contradiction(&mut self, reason: String, last: Guest, waker: &Waker) -> RendezvousError {
+    fn contradiction(
+        &mut self,
+        reason: String,
+        last: JoinRequest,
+        waker: &Waker,
+    ) -> RendezvousError {
         let answer = Answer::Inconsistent {
             reason: reason.clone(),
         };
-        let mut told = 0;
-        for guest in std::iter::once(last).chain(std::mem::take(&mut self.guests).into_values()) {
-            told += usize::from(self.answer(&guest, &answer));
+        self.end(&answer, Some(last), 0, waker);
+        RendezvousError::Inconsistent { rank: 0, reason }
+    }
+
+    fn lost(&mut self, peer: Peer, waker: &Waker) -> RendezvousError {
+        self.end(&Answer::Lost { peer: peer.clone() }, None, 1, waker);
+        peer.lost(0)
+    }
+
+    /// Gives `answer` to everyone, and for a while to those who come late, so that no rank waits for its time-out.
+    /// `absent` ranks are not expected.
+    fn end(&mut self, answer: &Answer, last: Option<JoinRequest>, absent: usize, waker: &Waker) {
+        let mut told = absent;
+        for request in last
+            .into_iter()
+            .chain(std::mem::take(&mut self.requests).into_values())
+        {
+            told += usize::from(self.answer(&request, answer));
         }
         let deadline = Instant::now() + FAREWELL;
         loop {
-            while let Some(visit) = self.door.visit() {
-                if let Visit::Admitted(guest) = visit {
-                    told += usize::from(self.answer(&guest, &answer));
+            while let Some(outcome) = self.acceptor.next_outcome() {
+                if let Outcome::Accepted(request) = outcome {
+                    told += usize::from(self.answer(&request, answer));
                 }
             }
             let all_told = told + 1 >= self.us.world_size;
@@ -302,15 +286,14 @@ impl Server {
                 break;
             }
         }
-        RendezvousError::Inconsistent { rank: 0, reason }
     }
 
     /// The generation that forms here is over before it has begun.
-    fn superseded(&self, ahead: &Guest) -> RendezvousError {
+    fn superseded(&self, ahead: &JoinRequest) -> RendezvousError {
         let generation = ahead.hello.generation;
         self.answer(ahead, &self.us.still_here(&ahead.hello));
-        for guest in self.guests.values() {
-            self.answer(guest, &Answer::Stale { generation });
+        for request in self.requests.values() {
+            self.answer(request, &Answer::Stale { generation });
         }
         RendezvousError::Superseded {
             stale: self.us.generation,
@@ -321,7 +304,7 @@ impl Server {
 
     fn missing(&self) -> Vec<usize> {
         (1..self.us.world_size)
-            .filter(|rank| !self.guests.contains_key(rank))
+            .filter(|rank| !self.requests.contains_key(rank))
             .collect()
     }
 
@@ -331,23 +314,20 @@ impl Server {
             self.missing(),
             self.at
         );
-        if !self.turned_away.is_empty() {
+        if !self.rejected.is_empty() {
             let each: Vec<_> = self
-                .turned_away
+                .rejected
                 .iter()
                 .map(|(why, count)| format!("{count} x {why}"))
                 .collect();
-            let total: usize = self.turned_away.values().sum();
-            reason += &format!(
-                "; {total} connection(s) were turned away: {}",
-                each.join(", ")
-            );
+            let total: usize = self.rejected.values().sum();
+            reason += &format!("; {total} connection(s) were rejected: {}", each.join(", "));
         }
         let answer = Answer::TimedOut {
             reason: reason.clone(),
         };
-        for guest in self.guests.values() {
-            self.answer(guest, &answer);
+        for request in self.requests.values() {
+            self.answer(request, &answer);
         }
         RendezvousError::Timeout {
             rank: 0,
@@ -362,19 +342,23 @@ impl Server {
             .map_err(|error| failed("drawing the job's number", io::Error::other(error)))?;
         let job = u64::from_ne_bytes(number);
         let mut peers = vec![self.us.peer.clone()];
-        peers.extend(self.guests.values().map(|guest| guest.hello.peer.clone()));
+        peers.extend(
+            self.requests
+                .values()
+                .map(|request| request.hello.peer.clone()),
+        );
         let answer = Answer::Welcome {
             job,
             peers: peers.clone(),
         };
-        for guest in self.guests.values() {
+        for request in self.requests.values() {
             // One that is gone by now shows on its control connection, by name.
-            self.answer(guest, &answer);
+            self.answer(request, &answer);
         }
         let links = self
-            .guests
+            .requests
             .into_iter()
-            .map(|(rank, guest)| (rank, guest.stream))
+            .map(|(rank, request)| (rank, request.stream))
             .collect();
         tracing::info!(
             "all {} ranks have come in {:.1?} (burn-ddp {VERSION}, job {job:016x})",
@@ -386,7 +370,7 @@ impl Server {
             secret: self.secret,
             peers,
             links,
-            door: None,
+            acceptor: None,
         })
     }
 }

@@ -1,4 +1,4 @@
-//! Rank 0 and its callers as threads over loopback, and what strangers do to them.
+//! Rank 0 and its callers as threads over loopback, and what hostile callers do to them.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use super::{
@@ -271,10 +271,10 @@ fn ddp_33_a_rank_0_that_is_left_behind_gives_up() {
     let zero = settings(0, 3, address).listener(listener).generation(2);
     thread::scope(|scope| {
         let zero = scope.spawn(move || serve_with(zero));
-        let guest = settings(1, 3, address)
+        let request = settings(1, 3, address)
             .generation(2)
             .rendezvous_timeout(Duration::from_secs(2));
-        let guest = scope.spawn(move || join(&guest));
+        let request = scope.spawn(move || join(&request));
         // One that is ahead waits for its own rank 0.
         let ahead = settings(2, 3, address)
             .generation(5)
@@ -284,11 +284,13 @@ fn ddp_33_a_rank_0_that_is_left_behind_gives_up() {
         let error = zero.join().unwrap().unwrap_err();
         assert_eq!(error.later_generation(), Some(5), "{error}");
         // It was there or came too late.
-        let error = guest.join().unwrap().unwrap_err();
+        let error = request.join().unwrap().unwrap_err();
         assert!(
             matches!(
                 &error,
-                RendezvousError::Stale { generation: 5, .. } | RendezvousError::Timeout { .. }
+                RendezvousError::Stale { generation: 5, .. }
+                    | RendezvousError::Timeout { .. }
+                    | RendezvousError::PeerLost { .. }
             ),
             "{error}"
         );
@@ -296,7 +298,7 @@ fn ddp_33_a_rank_0_that_is_left_behind_gives_up() {
 }
 
 #[test]
-fn ddp_36_strangers_do_not_disturb_the_group() {
+fn ddp_36_hostile_callers_do_not_disturb_the_group() {
     let (listener, address) = listener();
     let zero = settings(0, 2, address).listener(listener);
     thread::scope(|scope| {
@@ -337,7 +339,7 @@ fn ddp_36_strangers_do_not_disturb_the_group() {
 }
 
 #[test]
-fn ddp_36_a_time_out_counts_who_was_turned_away() {
+fn ddp_36_a_time_out_counts_who_was_rejected() {
     let (listener, address) = listener();
     let zero = settings(0, 2, address)
         .listener(listener)
@@ -347,20 +349,20 @@ fn ddp_36_a_time_out_counts_who_was_turned_away() {
         for _ in 0..2 {
             let mut stream = TcpStream::connect(address).unwrap();
             stream.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
-            // The greeting, and then the end: it was turned away.
+            // The handshake, and then the end: it was rejected.
             let mut all = Vec::new();
             let _ = stream.read_to_end(&mut all);
         }
         let text = zero.join().unwrap().unwrap_err().to_string();
         assert!(
-            text.contains("2 connection(s) were turned away: 2 x the other end does not speak"),
+            text.contains("2 connection(s) were rejected: 2 x the other end does not speak"),
             "{text}"
         );
     });
 }
 
 #[test]
-fn a_guest_that_leaves_frees_its_rank() {
+fn a_rank_that_leaves_may_come_again_at_once() {
     let (listener, address) = listener();
     let zero = settings(0, 3, address).listener(listener);
     thread::scope(|scope| {
@@ -376,12 +378,66 @@ fn a_guest_that_leaves_frees_its_rank() {
 }
 
 #[test]
+fn ddp_03_a_rank_that_is_gone_is_named_on_all() {
+    let (listener, address) = listener();
+    let zero = settings(0, 4, address).listener(listener);
+    thread::scope(|scope| {
+        let zero = scope.spawn(move || serve_with(zero));
+        let hasty = settings(1, 4, address).rendezvous_timeout(Duration::from_millis(200));
+        assert!(join(&hasty).is_err());
+        let start = Instant::now();
+        // Rank 2 waits; rank 3 comes later and learns it too.
+        let two = scope.spawn(move || join(&settings(2, 4, address)).unwrap_err());
+        let zero = zero.join().unwrap().unwrap_err();
+        for (rank, error) in [(0, zero), (2, two.join().unwrap())] {
+            let RendezvousError::PeerLost {
+                rank: by,
+                peer: 1,
+                process,
+            } = &error
+            else {
+                panic!("{error}")
+            };
+            assert_eq!(*by, rank);
+            let this = format!("process {} on ", std::process::id());
+            assert!(process.starts_with(&this), "{error}");
+        }
+        assert!(start.elapsed() < Duration::from_secs(5));
+    });
+}
+
+#[test]
+fn ddp_03_a_rank_0_that_is_gone_is_named() {
+    let (listener, address) = listener();
+    let one = thread::spawn(move || join(&settings(1, 3, address)).unwrap_err());
+    // Hears rank 1 out and ends, and its listener with it.
+    let start = Instant::now();
+    let stream = listener.accept().unwrap().0;
+    let secret = Secret::new(SECRET).unwrap();
+    accept::receive_hello(&stream, &secret, start + Duration::from_secs(5)).unwrap();
+    drop((stream, listener));
+    let error = one.join().unwrap();
+    assert!(
+        matches!(
+            &error,
+            RendezvousError::PeerLost {
+                rank: 1,
+                peer: 0,
+                ..
+            }
+        ),
+        "{error}"
+    );
+    assert!(start.elapsed() < Duration::from_secs(5));
+}
+
+#[test]
 fn what_is_not_rank_0_is_told_apart() {
     let (foreign, address) = listener();
     let server = thread::spawn(move || {
         let (mut stream, _) = foreign.accept().unwrap();
         stream
-            .write_all(b"SSH-2.0-OpenSSH_9.9 and more than a greeting has\r\n")
+            .write_all(b"SSH-2.0-OpenSSH_9.9 and more than a handshake has\r\n")
             .unwrap();
         stream
     });

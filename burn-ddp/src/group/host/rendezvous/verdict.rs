@@ -7,7 +7,7 @@ use std::cmp::Ordering;
 pub(super) enum Verdict {
     Fits,
     /// Only this caller is wrong here.
-    Turn(Answer),
+    Reject(Answer),
     /// The job is wrong.
     Contradicts(String),
     /// The caller's generation is later: the job has been restarted, and this rank 0 is the one that is to be replaced.
@@ -19,7 +19,7 @@ impl Hello {
         let (rank, peer) = (theirs.peer.rank, &theirs.peer);
         match theirs.generation.cmp(&self.generation) {
             Ordering::Less => {
-                return Verdict::Turn(Answer::Stale {
+                return Verdict::Reject(Answer::Stale {
                     generation: self.generation,
                 });
             }
@@ -69,24 +69,27 @@ impl Hello {
 }
 
 impl Answer {
-    /// Why a caller is turned away, for the log; `None` for what all ranks are told.
-    pub(super) fn turns_away(&self) -> Option<String> {
+    /// Why a caller is rejected, for the log; `None` for what all ranks are told.
+    pub(super) fn rejection(&self) -> Option<String> {
         match self {
             Answer::Refused { reason } | Answer::Busy { reason } => Some(reason.clone()),
             Answer::Stale { generation } => Some(format!(
                 "a stale generation: the job is in generation {generation}"
             )),
-            Answer::Welcome { .. } | Answer::Inconsistent { .. } | Answer::TimedOut { .. } => None,
+            Answer::Welcome { .. }
+            | Answer::Inconsistent { .. }
+            | Answer::Lost { .. }
+            | Answer::TimedOut { .. } => None,
         }
     }
 }
 
-#[cfg(test)]
+#[cfg(any(test, fuzzing))]
 impl Hello {
     pub(super) fn contradiction_with(&self, theirs: &Hello) -> Option<String> {
         match self.verdict(theirs) {
             Verdict::Contradicts(reason) => Some(reason),
-            Verdict::Fits | Verdict::Turn(_) | Verdict::Ahead => None,
+            Verdict::Fits | Verdict::Reject(_) | Verdict::Ahead => None,
         }
     }
 }

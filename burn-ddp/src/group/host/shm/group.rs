@@ -11,7 +11,7 @@ use crate::group::{
     GroupBuffer, GroupError, ProcessGroup, Result,
     engine::{Engine, Payload},
     heap::HeapBuffer,
-    host::control::Control,
+    host::{control::Control, operation},
     ops::{Call, Identity},
 };
 use std::{
@@ -220,8 +220,7 @@ impl Inner {
             return Err(error.clone());
         }
         let descriptor = self.id.describe(call, state.sequence);
-        self.control
-            .check(&Vec::new, &|| format!("starting {descriptor}"))?;
+        self.control.check(&Vec::new, &|| descriptor.to_string())?;
         if state.broken {
             return Err(GroupError::Transport {
                 rank: self.control.name(self.id.rank),
@@ -231,7 +230,7 @@ impl Inner {
         }
         state.broken = true;
         state.rounds.announce(&descriptor);
-        let patience = Patience::new(&*self.control, self.spin, &descriptor);
+        let patience = Patience::new(&*self.control, self.spin, call, &descriptor);
         let mut operation = Operation {
             id: self.id,
             rounds: &mut state.rounds,
@@ -240,17 +239,14 @@ impl Inner {
             one_shot: self.options.one_shot,
             compared: false,
         };
-        let result = body(&mut operation);
+        let result = operation::run(&*self.control, &descriptor, || body(&mut operation));
         state.broken = false;
         match result {
             Ok(result) => {
                 state.sequence += 1;
                 Ok(result)
             }
-            Err(error) => {
-                self.control.fail(error.clone());
-                Err(state.failed.insert(error).clone())
-            }
+            Err(error) => Err(state.failed.insert(error).clone()),
         }
     }
 
@@ -331,10 +327,7 @@ impl Engine for ShmGroup {
     }
 
     fn first_failure(&self) -> Option<GroupError> {
-        self.0
-            .control
-            .check(&Vec::new, &|| "between operations".into())
-            .err()
+        self.0.control.check(&Vec::new, &String::new).err()
     }
 }
 

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 use super::super::control::Control;
-use crate::group::{GroupError, Result};
+use crate::group::{GroupError, Result, recorder::Recorder};
 use std::{
     collections::HashMap,
     sync::{Arc, Condvar, Mutex, OnceLock},
@@ -29,6 +29,7 @@ pub(crate) struct MockControl {
     timeout: Duration,
     /// How often each tag was used.
     counts: Mutex<HashMap<u64, u64>>,
+    recorder: Recorder,
 }
 
 impl MockControl {
@@ -43,6 +44,7 @@ impl MockControl {
                 world_size,
                 timeout,
                 counts,
+                recorder: Recorder::new(),
             })
         };
         (0..world_size).map(control).collect()
@@ -70,6 +72,14 @@ impl Control for MockControl {
         self.timeout
     }
 
+    fn host(&self, rank: usize) -> String {
+        format!("node{rank}")
+    }
+
+    fn recorder(&self) -> &Recorder {
+        &self.recorder
+    }
+
     fn exchange(&self, tag: u64, data: &[u8]) -> Result<Vec<Vec<u8>>> {
         let mut counts = self.counts.lock().unwrap();
         let count = counts.entry(tag).or_default();
@@ -91,18 +101,17 @@ impl Control for MockControl {
         match self.shared.failure.get() {
             None => Ok(()),
             Some((origin, error)) if *origin == self.rank => Err(error.clone()),
-            Some((origin, GroupError::Aborted { reason, .. })) => Err(GroupError::Aborted {
-                rank: self.rank,
-                origin: *origin,
-                reason: reason.clone(),
-            }),
-            Some((origin, error)) => Err(GroupError::Aborted {
-                rank: self.rank,
-                origin: *origin,
-                reason: error.to_string(),
-            }),
+            Some((origin, error)) => {
+                let reason = match error {
+                    GroupError::Aborted { reason, .. } => reason.clone(),
+                    error => error.to_string(),
+                };
+                Err(GroupError::aborted(self.rank, *origin, reason))
+            }
         }
     }
+
+    fn await_report(&self) {}
 
     fn fail(&self, error: GroupError) {
         let _ = self.shared.failure.set((self.rank, error));

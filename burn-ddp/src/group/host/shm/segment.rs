@@ -9,6 +9,7 @@ use std::{
     fs::File,
     io,
     ops::Range,
+    os::fd::AsRawFd,
     path::{Path, PathBuf},
 };
 
@@ -55,8 +56,9 @@ pub(super) struct Segment {
 impl Segment {
     /// Makes a segment of `bytes` zeroed bytes, reserved in full, that all ranks have mapped.
     ///
-    /// Collective. If any rank fails, all return the same [`NoSharedMemory`]. The file has no name
-    /// left when this returns: the memory lives until the last rank unmaps it, however that rank ends.
+    /// Collective. If any rank fails, all return the same [`NoSharedMemory`]. The memory lives until the last
+    /// rank unmaps it, however that rank ends: its file has no name when this returns, and never had one where the file system
+    /// allows that, so that nothing is left behind by ranks that are killed in here.
     pub(super) fn create(
         rank: usize,
         job: u64,
@@ -64,16 +66,30 @@ impl Segment {
         bytes: usize,
         exchange: &mut Exchange<'_>,
     ) -> Result<Result<Self, NoSharedMemory>> {
-        let made = if rank == 0 {
-            Named::create(directory, job, bytes).map(Some)
-        } else {
-            Ok(None)
+        // A file system without nameless files has another chance.
+        let make = || {
+            Backing::nameless(directory, bytes).or_else(|_| Backing::named(directory, job, bytes))
         };
-        let name = made
+        Self::share(rank, directory, bytes, &make, exchange)
+    }
+
+    /// Rank 0 makes the file, the others open it.
+    fn share(
+        rank: usize,
+        directory: &Path,
+        bytes: usize,
+        make: &dyn Fn() -> Result<Backing, String>,
+        exchange: &mut Exchange<'_>,
+    ) -> Result<Result<Self, NoSharedMemory>> {
+        let made = match rank {
+            0 => make().map(Some),
+            _ => Ok(None),
+        };
+        let place = made
             .as_ref()
-            .map(|named| named.as_ref().map_or("", |named| &named.name));
-        let names = match verdict(exchange(&message(name))?) {
-            Ok(names) => names,
+            .map(|backing| backing.as_ref().map_or("", |backing| &backing.place));
+        let places = match verdict(exchange(&message(place))?) {
+            Ok(places) => places,
             Err(refused) => {
                 // The exchange may be one among more ranks, who are in the second one.
                 exchange(&message(Err(&refused.cause)))?;
@@ -81,8 +97,8 @@ impl Segment {
             }
         };
         let map = match &made {
-            Ok(Some(named)) => map(&named.file, bytes),
-            _ => open(directory, &names[0], bytes).and_then(|file| map(&file, bytes)),
+            Ok(Some(backing)) => map(&backing.file, bytes),
+            _ => open(directory, &places[0], bytes).and_then(|file| map(&file, bytes)),
         };
         let map = map.map_err(|e| {
             format!(
@@ -148,57 +164,96 @@ impl fmt::Debug for Segment {
     }
 }
 
-/// A segment's file while it has a name, which ends with this value.
-struct Named {
+/// A segment's file on rank 0, for as long as the others need to find it.
+struct Backing {
     file: File,
-    name: String,
-    path: PathBuf,
+    /// Where the others find it, for [`open`]: a name in the directory, or this process's descriptor and the file's inode.
+    place: String,
+    /// To be removed.
+    path: Option<PathBuf>,
 }
 
-impl Named {
-    fn create(directory: &Path, job: u64, bytes: usize) -> Result<Self, String> {
-        let tried = |e: io::Error| {
-            format!(
-                "reserving {bytes} bytes of shared memory in {}: {e}",
-                directory.display()
-            )
+impl Backing {
+    /// A file that is found through this process alone.
+    fn nameless(directory: &Path, bytes: usize) -> Result<Self, String> {
+        let flags = OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC;
+        let make = || {
+            let file = File::from(fs::open(directory, flags, Mode::RUSR | Mode::WUSR)?);
+            let (process, descriptor) = (std::process::id(), file.as_raw_fd());
+            let inode = fs::fstat(&file)?.st_ino;
+            Ok(Self {
+                file,
+                place: format!("/proc/{process}/fd/{descriptor}{INODE}{inode}"),
+                path: None,
+            })
         };
-        let mut random = [0; 8];
-        getrandom::fill(&mut random).map_err(|e| tried(io::Error::other(e)))?;
-        let name = format!("burn-ddp-{job:016x}-{:016x}", u64::from_ne_bytes(random));
-        let path = directory.join(&name);
+        make()
+            .and_then(|backing: Self| backing.reserve(bytes))
+            .map_err(|error| refused(directory, bytes, error))
+    }
+
+    /// A file in the directory.
+    fn named(directory: &Path, job: u64, bytes: usize) -> Result<Self, String> {
         let flags =
             OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        let file = fs::open(&path, flags, Mode::RUSR | Mode::WUSR).map_err(|e| tried(e.into()))?;
-        let named = Self {
-            file: file.into(),
-            name,
-            path,
+        let make = || {
+            let mut random = [0; 8];
+            getrandom::fill(&mut random).map_err(io::Error::other)?;
+            let place = format!("burn-ddp-{job:016x}-{:016x}", u64::from_ne_bytes(random));
+            let path = directory.join(&place);
+            Ok(Self {
+                file: fs::open(&path, flags, Mode::RUSR | Mode::WUSR)?.into(),
+                place,
+                path: Some(path),
+            })
         };
-        // Without the reservation a full file system shows at the first write, as a signal.
-        fs::fallocate(&named.file, FallocateFlags::empty(), 0, bytes as u64)
-            .map_err(|e| tried(e.into()))?;
-        Ok(named)
+        make()
+            .and_then(|backing: Self| backing.reserve(bytes))
+            .map_err(|error| refused(directory, bytes, error))
+    }
+
+    /// Without the reservation a full file system shows at the first write, as a signal.
+    fn reserve(self, bytes: usize) -> io::Result<Self> {
+        fs::fallocate(&self.file, FallocateFlags::empty(), 0, bytes as u64)?;
+        Ok(self)
     }
 }
 
-impl Drop for Named {
+impl Drop for Backing {
     fn drop(&mut self) {
-        if let Err(error) = std::fs::remove_file(&self.path) {
-            tracing::warn!(path = %self.path.display(), %error, "a shared memory file could not be removed");
+        let Some(path) = &self.path else { return };
+        if let Err(error) = std::fs::remove_file(path) {
+            tracing::warn!(path = %path.display(), %error, "a shared memory file could not be removed");
         }
     }
 }
 
+fn refused(directory: &Path, bytes: usize, error: io::Error) -> String {
+    let directory = directory.display();
+    format!("reserving {bytes} bytes of shared memory in {directory}: {error}")
+}
+
+/// Between the path and the inode of a file without a name.
+const INODE: &str = " inode ";
+
 /// Opens the file that rank 0 made, and makes sure that it is that one.
-fn open(directory: &Path, name: &str, bytes: usize) -> io::Result<File> {
-    let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-    let file = fs::open(directory.join(name), flags, Mode::empty())?;
+fn open(directory: &Path, place: &str, bytes: usize) -> io::Result<File> {
+    let (path, inode, follow) = match place.split_once(INODE) {
+        // A link to follow; another process may have the number in this one's view.
+        Some((path, inode)) => (PathBuf::from(path), Some(inode), OFlags::empty()),
+        None => (directory.join(place), None, OFlags::NOFOLLOW),
+    };
+    let file = fs::open(
+        path,
+        OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOCTTY | follow,
+        Mode::empty(),
+    )?;
     let stat = fs::fstat(&file)?;
-    if stat.st_uid != rustix::process::geteuid().as_raw() || stat.st_size as u64 != bytes as u64 {
-        return Err(io::Error::other(
-            "another owner or size than this job's segment",
-        ));
+    let ours = stat.st_uid == rustix::process::geteuid().as_raw()
+        && stat.st_size as u64 == bytes as u64
+        && inode.is_none_or(|inode| *inode == stat.st_ino.to_string());
+    if !ours {
+        return Err(io::Error::other("it is not the file that rank 0 has made"));
     }
     Ok(file.into())
 }
@@ -234,3 +289,7 @@ fn verdict(messages: Vec<Vec<u8>>) -> Result<Vec<String>, NoSharedMemory> {
     };
     messages.into_iter().enumerate().map(read).collect()
 }
+
+#[cfg(test)]
+#[path = "segment_tests.rs"]
+mod tests;

@@ -1,7 +1,11 @@
 //! Waiting for the other ranks of a round.
 
 use super::sync::Line;
-use crate::group::{GroupError, Result, host::control::Control};
+use crate::group::{
+    Result,
+    host::{control::Control, deadline::Deadline},
+    ops::Call,
+};
 use std::{
     fmt::Display,
     num::NonZero,
@@ -31,7 +35,7 @@ pub(super) fn spin_time(world_size: usize) -> Duration {
 pub(super) struct Patience<'a> {
     control: &'a dyn Control,
     spin: Duration,
-    start: Instant,
+    deadline: Deadline<'a>,
     operation: &'a dyn Display,
 }
 
@@ -39,12 +43,13 @@ impl<'a> Patience<'a> {
     pub(super) fn new(
         control: &'a dyn Control,
         spin: Duration,
+        call: Call,
         operation: &'a dyn Display,
     ) -> Self {
         Self {
             control,
             spin,
-            start: Instant::now(),
+            deadline: Deadline::new(control, call),
             operation,
         }
     }
@@ -59,18 +64,14 @@ impl<'a> Patience<'a> {
         if self.spin(lines, round) {
             return Ok(());
         }
-        let limit = self.control.operation_timeout();
+        let operation = || self.operation.to_string();
         loop {
             let missing = || {
                 (0..lines.len())
                     .filter(|r| !lines[*r].reached(round))
                     .collect::<Vec<_>>()
             };
-            let failure = self
-                .control
-                .check(&missing, &|| self.operation.to_string())
-                .err();
-            let elapsed = self.start.elapsed();
+            let failure = self.control.check(&missing, &operation).err();
             // Whoever failed may have published first, so that all are here after all and find the
             // same error by themselves.
             let Some(late) = lines.iter().find(|line| !line.reached(round)) else {
@@ -79,15 +80,8 @@ impl<'a> Patience<'a> {
             if let Some(error) = failure {
                 return Err(error);
             }
-            if elapsed >= limit {
-                return Err(GroupError::Timeout {
-                    rank: self.name(self.control.rank()),
-                    operation: self.operation.to_string(),
-                    elapsed,
-                    missing: missing().into_iter().map(|r| self.name(r)).collect(),
-                });
-            }
-            late.sleep(round, SLICE.min(limit - elapsed));
+            self.deadline.check(&operation, &missing)?;
+            late.sleep(round, self.deadline.slice(SLICE));
         }
     }
 
@@ -120,6 +114,7 @@ impl<'a> Patience<'a> {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::{super::mock::MockControl, *};
+    use crate::group::GroupError;
 
     #[test]
     fn rounds_wrap_around() {
@@ -135,7 +130,7 @@ mod tests {
     fn late_ranks_are_named_and_ranks_that_are_ahead_are_not() {
         let limit = Duration::from_millis(10);
         let controls = MockControl::all(4, limit);
-        let patience = Patience::new(&*controls[1], SPIN_CROWDED, &"barrier");
+        let patience = Patience::new(&*controls[1], SPIN_CROWDED, Call::barrier(), &"barrier");
         let lines = [Line::new(), Line::new(), Line::new(), Line::new()];
         lines[0].publish(2);
         lines[1].publish(1);
@@ -145,11 +140,13 @@ mod tests {
             operation,
             elapsed,
             missing,
+            hosts,
         } = error
         else {
             unreachable!("{error}");
         };
         assert_eq!((operation.as_str(), missing), ("barrier", vec![2, 3]));
+        assert_eq!(hosts, ["node2", "node3"]);
         assert!(elapsed >= limit);
         // Who has come is not kept by the time being over.
         lines[2].publish(1);

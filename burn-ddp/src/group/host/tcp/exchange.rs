@@ -4,10 +4,10 @@
 //! deadlock. Each message begins with the sender's descriptor; it is compared with ours before the step counts as
 //! done, and a difference stops the job on all ranks.
 
-use super::super::{control::Control, poll};
+use super::super::{control::Control, deadline::Deadline, poll};
 use crate::group::{
     GroupError, OpDescriptor, Result,
-    ops::{self, DESCRIPTOR_WORDS},
+    ops::{self, Call, DESCRIPTOR_WORDS},
 };
 use rustix::event::{PollFd, PollFlags};
 use std::{
@@ -37,7 +37,7 @@ pub(super) struct Exchange<'a> {
     pub(super) control: &'a dyn Control,
     pub(super) streams: &'a [Option<TcpStream>],
     pub(super) ours: OpDescriptor,
-    start: Instant,
+    deadline: Deadline<'a>,
     step: u64,
 }
 
@@ -56,13 +56,14 @@ impl<'a> Exchange<'a> {
     pub(super) fn new(
         control: &'a dyn Control,
         streams: &'a [Option<TcpStream>],
+        call: Call,
         ours: OpDescriptor,
     ) -> Self {
         Self {
             control,
             streams,
             ours,
-            start: Instant::now(),
+            deadline: Deadline::new(control, call),
             step: 0,
         }
     }
@@ -169,39 +170,34 @@ impl<'a> Exchange<'a> {
 
     /// Nothing moves: is it over?
     fn judge(&self, all: &[Progress<'_>], closed_since: &mut Option<Instant>) -> Result<()> {
-        let now = Instant::now();
         if let Some(progress) = all.iter().find(|progress| progress.closed) {
+            let now = Instant::now();
             if now.duration_since(*closed_since.get_or_insert(now)) > GRACE {
+                let peer = progress.transfer.peer;
                 return Err(GroupError::PeerLost {
                     rank: self.rank(),
-                    peer: progress.transfer.peer,
+                    peer,
+                    host: self.control.host(peer),
                     cause: "its data connection closed".into(),
                     operation: self.ours.to_string(),
+                    elapsed: Duration::ZERO,
                 });
             }
-        } else if now.duration_since(self.start) >= self.control.operation_timeout() {
-            let waiting = |progress: &&Progress<'_>| progress.received < progress.expected();
-            let mut missing: Vec<usize> = all
-                .iter()
-                .filter(waiting)
-                .map(|progress| progress.transfer.peer)
-                .collect();
-            if missing.is_empty() {
-                // They have sent everything and do not read.
-                missing = all
-                    .iter()
-                    .filter(|progress| !progress.done())
-                    .map(|progress| progress.transfer.peer)
-                    .collect();
-            }
-            return Err(GroupError::Timeout {
-                rank: self.rank(),
-                operation: self.ours.to_string(),
-                elapsed: now.duration_since(self.start),
-                missing,
-            });
+            return Ok(());
         }
-        Ok(())
+        let peers = |waiting: &dyn Fn(&Progress<'_>) -> bool| {
+            let waiting = all.iter().filter(|progress| waiting(progress));
+            waiting.map(|progress| progress.transfer.peer).collect()
+        };
+        let missing = || {
+            let silent: Vec<usize> = peers(&|progress| progress.received < progress.expected());
+            match silent.is_empty() {
+                false => silent,
+                // They have sent everything and do not read.
+                true => peers(&|progress| !progress.done()),
+            }
+        };
+        self.deadline.check(&|| self.ours.to_string(), &missing)
     }
 
     fn transport(&self, error: io::Error) -> GroupError {

@@ -5,8 +5,8 @@
 
 use super::{
     super::{
+        acceptor::{Acceptor, HANDSHAKE_LIMIT, Outcome},
         auth::{self, Purpose},
-        door::{Door, GREETING_LIMIT, Visit},
         poll::{self, Waker},
         secret::Secret,
         wire,
@@ -31,6 +31,8 @@ const HELLO_LIMIT: usize = 64;
 /// For a peer's answer: all ranks are in the set-up when the first of them calls.
 const CALL_LIMIT: Duration = Duration::from_secs(30);
 const SLICE: Duration = Duration::from_millis(50);
+/// For the control plane to say why a connection failed.
+const GRACE: Duration = Duration::from_secs(2);
 
 /// What each rank tells the others before they connect.
 #[derive(Serialize, Deserialize)]
@@ -98,7 +100,7 @@ pub(in crate::group::host) fn connect(
         rank,
     };
     let waker = Arc::new(Waker::new().map_err(failed("making a wake-up pipe"))?);
-    let door = door(listener, waker.clone(), context.secret.clone(), hello(0));
+    let acceptor = acceptor(listener, waker.clone(), context.secret.clone(), hello(0));
     let mut streams: Vec<Option<TcpStream>> = contacts.iter().map(|_| None).collect();
 
     // The lowest rank answers at once, then the next, and so on: no cycle.
@@ -115,7 +117,7 @@ pub(in crate::group::host) fn connect(
         )?);
     }
     let higher = (rank + 1..streams.len()).filter(wanted).collect();
-    answer(context, &door, &waker, &mut streams, higher, deadline)?;
+    answer(context, &acceptor, &waker, &mut streams, higher, deadline)?;
     for stream in streams.iter().flatten() {
         stream
             .set_nonblocking(true)
@@ -131,13 +133,13 @@ fn listen(context: &Context) -> io::Result<(TcpListener, SocketAddr)> {
     Ok((listener, address))
 }
 
-fn door(
+fn acceptor(
     listener: TcpListener,
     waker: Arc<Waker>,
     secret: Secret,
     expected: DataHello,
-) -> Door<(usize, TcpStream)> {
-    Door::new(vec![listener], waker, move |stream, _, deadline| {
+) -> Acceptor<(usize, TcpStream)> {
+    Acceptor::new(vec![listener], waker, move |stream, _, deadline| {
         auth::accept(&stream, &secret, Purpose::Data, deadline)
             .map_err(|error| error.to_string())?;
         let hello: DataHello =
@@ -158,10 +160,13 @@ fn call(
     hello: &DataHello,
     deadline: Instant,
 ) -> Result<TcpStream> {
-    let failed = |cause: io::Error| GroupError::Transport {
-        rank: context.control.rank(),
-        operation: format!("connecting to rank {peer} at {address}"),
-        cause: cause.to_string(),
+    let failed = |cause: io::Error| {
+        let operation = || format!("connecting to rank {peer} at {address}");
+        explain(context, peer, &operation).unwrap_or_else(|| GroupError::Transport {
+            rank: context.control.rank(),
+            operation: operation(),
+            cause: cause.to_string(),
+        })
     };
     let stream = start_connecting(address).map_err(failed)?;
     let ready = |flags| until_ready(context, peer, &PollFd::new(&stream, flags), deadline);
@@ -172,15 +177,27 @@ fn call(
     // The peer speaks first, once it has made its own calls.
     ready(PollFlags::IN)?;
     // From here on it has little time itself.
-    let deadline = deadline.min(Instant::now() + GREETING_LIMIT);
-    let greet = || {
+    let deadline = deadline.min(Instant::now() + HANDSHAKE_LIMIT);
+    let authenticate = || {
         stream.set_nonblocking(false)?;
         stream.set_nodelay(true)?;
         auth::call(&stream, &context.secret, Purpose::Data, deadline).map_err(io::Error::other)?;
         wire::send(&stream, hello, HELLO_LIMIT, deadline)
     };
-    greet().map_err(failed)?;
+    authenticate().map_err(failed)?;
     Ok(stream)
+}
+
+/// A connection that fails is mostly the trace of a peer's end, of which the control plane is about to hear.
+fn explain(context: &Context, peer: usize, operation: &dyn Fn() -> String) -> Option<GroupError> {
+    let end = Instant::now() + GRACE;
+    loop {
+        let verdict = context.control.check(&|| vec![peer], operation);
+        if verdict.is_err() || Instant::now() >= end {
+            return verdict.err();
+        }
+        std::thread::sleep(SLICE);
+    }
 }
 
 /// A non-blocking socket whose connection may still be under way; once it is writable, it has
@@ -208,6 +225,7 @@ fn until_ready(context: &Context, peer: usize, fd: &PollFd<'_>, deadline: Instan
                 operation: operation(),
                 elapsed: start.elapsed(),
                 missing: vec![peer],
+                hosts: vec![context.control.host(peer)],
             });
         }
         let mut fds = [fd.clone()];
@@ -226,7 +244,7 @@ fn until_ready(context: &Context, peer: usize, fd: &PollFd<'_>, deadline: Instan
 /// Waits for the calls of `expected`.
 fn answer(
     context: &Context,
-    door: &Door<(usize, TcpStream)>,
+    acceptor: &Acceptor<(usize, TcpStream)>,
     waker: &Waker,
     streams: &mut [Option<TcpStream>],
     expected: Vec<usize>,
@@ -236,16 +254,16 @@ fn answer(
     let start = Instant::now();
     let operation = || "connecting the ranks of a group".to_owned();
     loop {
-        while let Some(visit) = door.visit() {
-            match visit {
-                Visit::Admitted((peer, stream)) if expected.contains(&peer) => {
+        while let Some(outcome) = acceptor.next_outcome() {
+            match outcome {
+                Outcome::Accepted((peer, stream)) if expected.contains(&peer) => {
                     streams[peer] = Some(stream)
                 }
-                Visit::Admitted((peer, _)) => {
+                Outcome::Accepted((peer, _)) => {
                     tracing::warn!("rank {rank} did not expect a call from rank {peer}")
                 }
-                Visit::TurnedAway { from, why } => {
-                    tracing::warn!("rank {rank} turned away {from}: {why}")
+                Outcome::Rejected { from, why } => {
+                    tracing::warn!("rank {rank} rejected {from}: {why}")
                 }
             }
         }
@@ -258,22 +276,25 @@ fn answer(
         }
         context.control.check(&missing, &operation)?;
         if Instant::now() >= deadline {
+            let missing = missing();
+            let hosts = missing.iter().map(|peer| context.control.host(*peer));
             return Err(GroupError::Timeout {
                 rank,
                 operation: operation(),
                 elapsed: start.elapsed(),
-                missing: missing(),
+                hosts: hosts.collect(),
+                missing,
             });
         }
         let mut fds = vec![waker.fd()];
-        fds.extend(door.fds());
+        fds.extend(acceptor.fds());
         poll::wait(&mut fds, SLICE).map_err(|error| GroupError::Transport {
             rank,
             operation: operation(),
             cause: error.to_string(),
         })?;
         waker.drain();
-        door.accept();
+        acceptor.accept();
     }
 }
 
@@ -287,6 +308,10 @@ pub(in crate::group::host) fn identity(context: &Context, group: u32) -> Identit
         group,
     }
 }
+
+#[cfg(any(test, fuzzing))]
+#[path = "fuzzing.rs"]
+pub(in crate::group::host) mod fuzzing;
 
 #[cfg(all(test, target_os = "linux"))]
 #[allow(clippy::unwrap_used)]
@@ -309,17 +334,13 @@ mod tests {
         let deadline = Instant::now() + Duration::from_secs(60);
         let error = thread::scope(|scope| {
             let caller = scope.spawn(|| call(&context, 0, address, &hello, deadline));
-            // The caller is connected and waits for a greeting that does not come.
+            // The caller is connected and waits for a handshake that does not come.
             let _held = silent.accept().unwrap();
-            controls[0].fail(GroupError::Aborted {
-                rank: 0,
-                origin: 0,
-                reason: "rank 0 gives up".into(),
-            });
+            controls[0].fail(GroupError::aborted(0, 0, "rank 0 gives up"));
             caller.join().unwrap().unwrap_err()
         });
         assert!(
-            matches!(&error, GroupError::Aborted { rank: 1, origin: 0, reason } if reason == "rank 0 gives up"),
+            matches!(&error, GroupError::Aborted { rank: 1, origin: 0, reason, .. } if reason == "rank 0 gives up"),
             "{error}"
         );
     }

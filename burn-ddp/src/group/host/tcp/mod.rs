@@ -7,7 +7,7 @@ mod collectives;
 mod exchange;
 pub(super) mod mesh;
 
-use super::{control::Control, secret::Secret};
+use super::{control::Control, operation, secret::Secret};
 use crate::group::{
     GroupBuffer, GroupError, ProcessGroup, Result,
     engine::{Engine, Payload},
@@ -154,14 +154,13 @@ impl Member {
         state.broken = true;
         state.sequence += 1;
         let mut collective = Collective {
-            exchange: Exchange::new(control, &state.mesh.streams, ours),
+            exchange: Exchange::new(control, &state.mesh.streams, call, ours),
             rank: self.id.rank,
             ranks: self.id.world_size,
             tuning: self.context.tuning,
             scratch: &mut state.scratch,
         };
-        let done = collective.run(payload);
-        done.inspect_err(|error| control.fail(error.clone()))?;
+        operation::run(control, &ours, || collective.run(payload))?;
         state.broken = false;
         Ok(())
     }
@@ -203,11 +202,8 @@ impl Engine for TcpGroup {
     }
 
     fn first_failure(&self) -> Option<GroupError> {
-        self.0
-            .context
-            .control
-            .check(&Vec::new, &|| "idle".to_owned())
-            .err()
+        let control = &self.0.context.control;
+        control.check(&Vec::new, &String::new).err()
     }
 }
 

@@ -1,4 +1,4 @@
-//! Log lines about callers that were turned away, so few that strangers cannot fill the log.
+//! Log lines about callers that were rejected, so few that nobody outside can fill the log.
 
 use std::{
     fmt,
@@ -11,21 +11,21 @@ const FIRST: usize = 10;
 /// Between two later lines.
 const EVERY: Duration = Duration::from_secs(60);
 
-/// The callers that one process has turned away at one door.
+/// The callers that one process has rejected.
 #[derive(Debug, Default)]
-pub(super) struct Strangers {
+pub(super) struct RejectionLog {
     lines: usize,
     silent: u64,
     last: Option<Instant>,
 }
 
-impl Strangers {
+impl RejectionLog {
     /// Warns about a caller, or counts it for a later line.
-    pub(super) fn turned_away(&mut self, rank: usize, from: SocketAddr, why: &dyn fmt::Display) {
+    pub(super) fn rejected(&mut self, rank: usize, from: SocketAddr, why: &dyn fmt::Display) {
         match self.count(Instant::now()) {
-            Some(0) => tracing::warn!("rank {rank} turned away {from}: {why}"),
+            Some(0) => tracing::warn!("rank {rank} rejected {from}: {why}"),
             Some(others) => tracing::warn!(
-                "rank {rank} turned away {from}: {why}; and {others} others since the last such line"
+                "rank {rank} rejected {from}: {why}; and {others} others since the last such line"
             ),
             None => {}
         }
@@ -53,8 +53,8 @@ mod tests {
 
     #[test]
     fn ten_lines_and_then_one_a_minute_with_a_count() {
-        let (mut strangers, start) = (Strangers::default(), Instant::now());
-        let mut at = |seconds| strangers.count(start + Duration::from_secs(seconds));
+        let (mut log, start) = (RejectionLog::default(), Instant::now());
+        let mut at = |seconds| log.count(start + Duration::from_secs(seconds));
         let first: Vec<_> = (0..12).map(|_| at(0)).collect();
         assert_eq!(first[..10], [Some(0); 10]);
         assert_eq!(first[10..], [None; 2]);

@@ -1,0 +1,19 @@
+//! What every operation of the host group does around its work.
+
+use super::control::Control;
+use crate::group::{OpDescriptor, Result};
+
+/// Runs `body` as operation `ours`: with a record of it, and if it fails the job fails.
+///
+/// An error is returned when the peers have been told, and on rank 0 when the report is out: what comes next may be the end of the process.
+pub(super) fn run<T>(
+    control: &dyn Control,
+    ours: &OpDescriptor,
+    body: impl FnOnce() -> Result<T>,
+) -> Result<T> {
+    let running = control.recorder().begin(ours);
+    running.end(body()).inspect_err(|error| {
+        control.fail(error.clone());
+        control.await_report();
+    })
+}

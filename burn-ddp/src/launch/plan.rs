@@ -23,6 +23,10 @@ pub(super) enum Master {
     /// Here, on a socket that listens before anything starts: no other program can take the port in between.
     Handed(TcpListener),
     /// Where it listens by itself.
+    #[cfg_attr(
+        not(feature = "cli"),
+        allow(dead_code, reason = "only the command is told where")
+    )]
     At(String, u16),
 }
 

@@ -21,6 +21,7 @@ use std::{
 pub(super) struct Watch {
     handle: Handle,
     default: Arc<AtomicBool>,
+    #[cfg(feature = "cli")]
     events: Arc<Mutex<Sender<Event>>>,
 }
 
@@ -39,7 +40,10 @@ impl Watch {
         let mut signals = Signals::new(stops.iter().chain([&SIGCHLD]))?;
         let handle = signals.handle();
         let events = Arc::new(Mutex::new(events));
+        #[cfg(feature = "cli")]
         let target = events.clone();
+        #[cfg(not(feature = "cli"))]
+        let target = events;
         thread::Builder::new()
             .name("launcher-signals".to_owned())
             .spawn(move || {
@@ -59,6 +63,7 @@ impl Watch {
         Ok(Self {
             handle,
             default,
+            #[cfg(feature = "cli")]
             events,
         })
     }

@@ -178,9 +178,9 @@ fn ddp_20_an_error_is_told_to_the_peers_and_printed_once() {
     assert_says(
         report,
         &[
-            "then ranks ",
-            "(exit code 1): ",
-            "stopped because rank 1 failed: rank 1 ",
+            "then ranks 0, 2, 3 (exit code 1): ",
+            " because rank 1 ",
+            "failed: rank 1 (local rank 1): the disk is full",
         ],
     );
     // By rank 1, and in the words of one of its peers.

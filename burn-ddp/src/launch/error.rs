@@ -214,7 +214,9 @@ impl fmt::Display for FailureReport {
             write!(f, "\n    | {line}")?;
         }
         for alike in group(others) {
-            let ranks: Vec<_> = alike.iter().map(|other| other.rank.to_string()).collect();
+            let mut ranks: Vec<_> = alike.iter().map(|other| other.rank).collect();
+            ranks.sort_unstable();
+            let ranks: Vec<_> = ranks.iter().map(usize::to_string).collect();
             let s = if ranks.len() == 1 { "" } else { "s" };
             let outcome = alike[0].outcome;
             write!(f, "\n  then rank{s} {} ({outcome})", ranks.join(", "))?;

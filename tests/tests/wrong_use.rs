@@ -28,13 +28,13 @@ fn ddp_27_a_peer_that_is_late_for_an_operation() {
             &[
                 "rank 0: barrier",
                 "timed out after ",
-                "rank(s) [1]",
+                "no answer from rank 1",
                 "raise the operation time-out",
             ],
         );
         assert_says(
             traces[1].finished(),
-            &["rank 1: ", "rank 0 failed: ", "timed out"],
+            &["rank 1: ", " because rank 0 ", "timed out"],
         );
     }
 }

@@ -212,7 +212,8 @@ impl Member {
     fn run(&self, state: &mut State, call: Call, payload: Payload<'_>) -> Result<()> {
         let control = &*self.context.control;
         let ours = self.id.describe(call, state.sequence);
-        control.check(&Vec::new, &|| ours.to_string())?;
+        let failure = control.check(&Vec::new, &|| ours.to_string());
+        failure.map_err(|error| self.own_view(ours, error))?;
         if state.broken {
             // Only a panic inside an operation comes here.
             return Err(GroupError::Transport {
@@ -266,7 +267,7 @@ impl Member {
         Ok(())
     }
 
-    /// A difference that another rank found first, from this rank's side: it may have met neither of the two.
+    /// A difference that another rank found first in this operation, from this rank's side: it may have met neither of the two.
     fn own_view(&self, mine: OpDescriptor, error: GroupError) -> GroupError {
         match error {
             GroupError::Mismatch {
@@ -274,7 +275,9 @@ impl Member {
                 peer,
                 ours,
                 theirs,
-            } if rank != self.id.rank => {
+            } if rank != self.id.rank
+                && (mine.group, mine.sequence) == (ours.group, ours.sequence) =>
+            {
                 let (peer, theirs) = if mine == *ours {
                     (peer, theirs)
                 } else {

@@ -1,11 +1,14 @@
 //! Gathers the ranks' last operations on rank 0 and writes them down, once.
 
-use super::super::control::REPORT_LIMIT;
+use super::{
+    super::control::REPORT_LIMIT,
+    state::{Shared, State},
+};
 use crate::group::{
     GroupError,
     recorder::{Report, Tail},
 };
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// A report in the making.
 #[derive(Debug)]
@@ -56,5 +59,37 @@ impl Collection {
         if timeout && !tracing::dispatcher::has_been_set() {
             eprintln!("burn-ddp: {report}");
         }
+    }
+}
+
+impl Shared {
+    /// On rank 0: what another rank did last.
+    pub(super) fn tail(&self, peer: usize, tail: Tail) {
+        if let Some(collection) = &mut self.lock().collection {
+            collection.add(peer, tail);
+        }
+    }
+
+    /// On rank 0, by the monitor: writes the report as soon as all that can be reached have answered.
+    pub(super) fn report(&self, reachable: impl IntoIterator<Item = usize>, now: Instant) {
+        let mut state = self.lock();
+        let complete = |collection: &mut Collection| collection.is_complete(reachable, now);
+        let Some(collection) = state.collection.take_if(complete) else {
+            return;
+        };
+        // Callers that wait for the report may exit as soon as they see it done, so it is written under the lock.
+        collection.write(&self.hosts);
+        self.changed.notify_all();
+    }
+
+    /// Until when the report may take, if one is being made.
+    pub(super) fn report_due(&self) -> Option<Instant> {
+        Some(self.lock().collection.as_ref()?.due())
+    }
+
+    /// Leaves the monitor the time to write the report, since the process may be about to exit.
+    pub(super) fn wait_for_report(&self, limit: Duration) {
+        let waiting = |state: &mut State| state.collection.is_some() && !state.finished;
+        drop(self.changed.wait_timeout_while(self.lock(), limit, waiting));
     }
 }

@@ -6,7 +6,7 @@ use super::{
     frame::{Failure, Frame},
     report::Collection,
 };
-use crate::group::{GroupError, Result, recorder::Recorder, recorder::Tail};
+use crate::group::{GroupError, Result, recorder::Recorder};
 use std::{
     collections::{BTreeSet, HashMap},
     sync::{
@@ -31,21 +31,21 @@ pub(super) struct Shared {
     /// Set with, and before the release of, the first failure or departure in `state`.
     troubled: AtomicBool,
     state: Mutex<State>,
-    changed: Condvar,
+    pub(super) changed: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct State {
+pub(super) struct State {
     failure: Option<Failure>,
     /// On rank 0, after a failure, until the report is out.
-    collection: Option<Collection>,
+    pub(super) collection: Option<Collection>,
     left: BTreeSet<usize>,
     /// For the monitor to send: to rank 0, or from rank 0 to all.
     outbox: Vec<Frame>,
     closing: bool,
     /// The monitor has tried to send the failure.
     announced: bool,
-    finished: bool,
+    pub(super) finished: bool,
     /// Next sequence number by tag.
     sequences: HashMap<u64, u64>,
     /// Complete exchanges that their caller has not taken yet.
@@ -89,7 +89,7 @@ impl Shared {
     }
 
     /// Every change is a single assignment or insertion, so a poisoned lock holds a usable state.
-    fn lock(&self) -> MutexGuard<'_, State> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -292,36 +292,6 @@ impl Shared {
     /// Gives the monitor the moment it needs to send the failure, since the process may be about to exit.
     pub(super) fn wait_for_announcement(&self, limit: Duration) {
         let waiting = |state: &mut State| !state.announced && !state.finished;
-        drop(self.changed.wait_timeout_while(self.lock(), limit, waiting));
-    }
-
-    /// On rank 0: what another rank did last.
-    pub(super) fn tail(&self, peer: usize, tail: Tail) {
-        if let Some(collection) = &mut self.lock().collection {
-            collection.add(peer, tail);
-        }
-    }
-
-    /// On rank 0, by the monitor: writes the report as soon as all that can be reached have answered.
-    pub(super) fn report(&self, reachable: impl IntoIterator<Item = usize>, now: Instant) {
-        let mut state = self.lock();
-        let complete = |collection: &mut Collection| collection.is_complete(reachable, now);
-        let Some(collection) = state.collection.take_if(complete) else {
-            return;
-        };
-        // Callers that wait for the report may exit as soon as they see it done, so it is written under the lock.
-        collection.write(&self.hosts);
-        self.changed.notify_all();
-    }
-
-    /// Until when the report may take, if one is being made.
-    pub(super) fn report_due(&self) -> Option<Instant> {
-        Some(self.lock().collection.as_ref()?.due())
-    }
-
-    /// Leaves the monitor the time to write the report, since the process may be about to exit.
-    pub(super) fn wait_for_report(&self, limit: Duration) {
-        let waiting = |state: &mut State| state.collection.is_some() && !state.finished;
         drop(self.changed.wait_timeout_while(self.lock(), limit, waiting));
     }
 

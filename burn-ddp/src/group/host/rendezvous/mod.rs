@@ -9,6 +9,7 @@
 //! port scan) are rejected and change nothing.
 
 mod accept;
+mod ending;
 #[cfg(any(test, fuzzing))]
 pub(super) mod fuzzing;
 mod join;

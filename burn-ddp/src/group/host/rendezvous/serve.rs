@@ -27,8 +27,6 @@ use std::{
 
 /// For one rank to take its answer.
 const ANSWER_LIMIT: Duration = Duration::from_secs(2);
-/// How long a failed rendezvous stays to tell the ranks that come late.
-const FAREWELL: Duration = Duration::from_secs(2);
 /// Longest sleep while waiting, so that nothing depends on a wake-up alone.
 const SLICE: Duration = Duration::from_millis(500);
 
@@ -102,19 +100,19 @@ fn clones(listeners: &[TcpListener]) -> io::Result<Vec<TcpListener>> {
     listeners.iter().map(TcpListener::try_clone).collect()
 }
 
-struct Server {
-    acceptor: Acceptor<JoinRequest>,
-    us: Hello,
-    requests: BTreeMap<usize, JoinRequest>,
+pub(super) struct Server {
+    pub(super) acceptor: Acceptor<JoinRequest>,
+    pub(super) us: Hello,
+    pub(super) requests: BTreeMap<usize, JoinRequest>,
     /// Ranks that had come and are not there any more, since when.
     gone: BTreeMap<usize, (Peer, Instant)>,
     /// Why, and how many.
-    rejected: BTreeMap<String, usize>,
+    pub(super) rejected: BTreeMap<String, usize>,
     rejections: RejectionLog,
     /// Where rank 0 listens.
-    at: String,
+    pub(super) at: String,
     secret: Secret,
-    start: Instant,
+    pub(super) start: Instant,
 }
 
 impl Server {
@@ -150,7 +148,7 @@ impl Server {
     }
 
     /// Sleeps until somebody comes, or a rank that has come leaves again: its place is then free for a restarted process.
-    fn wait(&mut self, waker: &Waker, deadline: Instant) -> Result<(), RendezvousError> {
+    pub(super) fn wait(&mut self, waker: &Waker, deadline: Instant) -> Result<(), RendezvousError> {
         let left = deadline
             .saturating_duration_since(Instant::now())
             .min(SLICE);
@@ -232,7 +230,7 @@ impl Server {
         }
     }
 
-    fn answer(&self, request: &JoinRequest, answer: &Answer) -> bool {
+    pub(super) fn answer(&self, request: &JoinRequest, answer: &Answer) -> bool {
         let deadline = Instant::now() + ANSWER_LIMIT;
         let sent = wire::send(
             &request.stream,
@@ -246,94 +244,10 @@ impl Server {
         sent.is_ok()
     }
 
-    fn contradiction(
-        &mut self,
-        reason: String,
-        last: JoinRequest,
-        waker: &Waker,
-    ) -> RendezvousError {
-        let answer = Answer::Inconsistent {
-            reason: reason.clone(),
-        };
-        self.end(&answer, Some(last), 0, waker);
-        RendezvousError::Inconsistent { rank: 0, reason }
-    }
-
-    fn lost(&mut self, peer: Peer, waker: &Waker) -> RendezvousError {
-        self.end(&Answer::Lost { peer: peer.clone() }, None, 1, waker);
-        peer.lost(0)
-    }
-
-    /// Gives `answer` to everyone, and for a while to those who come late, so that no rank waits for its time-out.
-    /// `absent` ranks are not expected.
-    fn end(&mut self, answer: &Answer, last: Option<JoinRequest>, absent: usize, waker: &Waker) {
-        let mut told = absent;
-        for request in last
-            .into_iter()
-            .chain(std::mem::take(&mut self.requests).into_values())
-        {
-            told += usize::from(self.answer(&request, answer));
-        }
-        let deadline = Instant::now() + FAREWELL;
-        loop {
-            while let Some(outcome) = self.acceptor.next_outcome() {
-                if let Outcome::Accepted(request) = outcome {
-                    told += usize::from(self.answer(&request, answer));
-                }
-            }
-            let all_told = told + 1 >= self.us.world_size;
-            if all_told || Instant::now() >= deadline || self.wait(waker, deadline).is_err() {
-                break;
-            }
-        }
-    }
-
-    /// The generation that forms here is over before it has begun.
-    fn superseded(&self, ahead: &JoinRequest) -> RendezvousError {
-        let generation = ahead.hello.generation;
-        self.answer(ahead, &self.us.still_here(&ahead.hello));
-        for request in self.requests.values() {
-            self.answer(request, &Answer::Stale { generation });
-        }
-        RendezvousError::Superseded {
-            stale: self.us.generation,
-            generation,
-            by: format!("rank {} ({})", ahead.hello.peer.rank, ahead.hello.peer),
-        }
-    }
-
-    fn missing(&self) -> Vec<usize> {
+    pub(super) fn missing(&self) -> Vec<usize> {
         (1..self.us.world_size)
             .filter(|rank| !self.requests.contains_key(rank))
             .collect()
-    }
-
-    fn time_out(self) -> RendezvousError {
-        let mut reason = format!(
-            "rank(s) {:?} did not come; rank 0 listened on {}",
-            self.missing(),
-            self.at
-        );
-        if !self.rejected.is_empty() {
-            let each: Vec<_> = self
-                .rejected
-                .iter()
-                .map(|(why, count)| format!("{count} x {why}"))
-                .collect();
-            let total: usize = self.rejected.values().sum();
-            reason += &format!("; {total} connection(s) were rejected: {}", each.join(", "));
-        }
-        let answer = Answer::TimedOut {
-            reason: reason.clone(),
-        };
-        for request in self.requests.values() {
-            self.answer(request, &answer);
-        }
-        RendezvousError::Timeout {
-            rank: 0,
-            elapsed: self.start.elapsed(),
-            reason,
-        }
     }
 
     fn welcome(self) -> Result<Joined, RendezvousError> {

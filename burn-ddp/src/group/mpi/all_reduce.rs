@@ -99,10 +99,10 @@ impl Operation<'_> {
                     Some(next) => under_way.push_back((piece, run.pass_on(piece, folded, next)?)),
                 }
             }
-            if under_way.len() > window || !fed {
-                if let Some((piece, pending)) = under_way.pop_front() {
-                    done = Some((piece, run.results(piece, pending)?));
-                }
+            if (under_way.len() > window || !fed)
+                && let Some((piece, pending)) = under_way.pop_front()
+            {
+                done = Some((piece, run.results(piece, pending)?));
             }
             let started = match done {
                 Some((piece, results)) => Some((piece, run.spread(piece, results)?)),

@@ -2,7 +2,7 @@
 //!
 //! Not by MPI's own reductions: their order of summation depends on the library's choice of algorithm, and so do the
 //! bits; 16-bit floats they do not know; and a pending `MPI_Iallreduce` cannot be given up. Each element is
-//! reduced on one rank, in rank order, by the kernel that all groups use, so that MPI gives the bits of the host group.
+//! reduced on one rank, in rank order, by the kernel that all groups use, so that MPI gives the bits that the host group has on one machine.
 //!
 //! Data goes in pieces through memory of the group's own, since MPI may go on to read and write what it was given long after an
 //! operation has failed. A piece is reduced while the next is on its way. Its size keeps it in the cache, and all of MPI's counts

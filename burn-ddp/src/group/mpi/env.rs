@@ -47,16 +47,16 @@ pub(crate) fn chosen() -> Option<&'static str> {
 }
 
 fn choose(lookup: &dyn Fn(&str) -> Option<String>) -> Option<&'static str> {
-    let set = |name: &&'static str| lookup(name).is_some();
+    let set = |name: &&str| lookup(name).is_some();
     match lookup(TRANSPORT).as_deref().map(str::trim) {
         Some("mpi") => return Some(TRANSPORT),
         Some("auto") | None => {}
         Some(_) => return None,
     }
-    if OTHERS.iter().any(|name| set(&name)) {
+    if OTHERS.iter().any(set) {
         return None;
     }
-    RANKS.into_iter().find(set)
+    RANKS.into_iter().find(|name| set(name))
 }
 
 #[cfg(test)]

@@ -264,8 +264,11 @@ impl<'a> Operation<'a> {
             }
         }
         blocks.rotate_right(rank);
-        self.id
-            .compare(&self.ours, blocks.iter().map(|block| block.descriptor))?;
+        self.id.compare(
+            &self.ours,
+            blocks.iter().map(|block| block.descriptor),
+            |rank| rank,
+        )?;
         Ok(blocks)
     }
 

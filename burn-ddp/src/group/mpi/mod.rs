@@ -24,8 +24,8 @@
 //!
 //! # Values
 //!
-//! All reductions have the bits of the other groups: the data is exchanged by MPI's messages and summed by burn-ddp, in rank
-//! order. `MPI_Allreduce` is not used, whose order of summation, and with it the last bits, depends on the library, the size, and
+//! All reductions have the bits that the other groups have on one machine, on any number of machines: MPI's messages carry the data,
+//! burn-ddp sums it, in rank order. `MPI_Allreduce` is not used, whose order of summation, and with it the last bits, depends on the library, the size, and
 //! the number of ranks; it knows no 16-bit floats either, and cannot be given up when a peer hangs.
 //!
 //! # Cost of checking

@@ -22,6 +22,8 @@ const TAG: i32 = 0;
 const LAST_WORDS: Duration = Duration::from_millis(200);
 /// How long a rank that failed stays for the others to learn of it: as soon as it ends, mpirun ends them.
 const ALL_KNOW: Duration = Duration::from_secs(1);
+/// How long a rank that has left may take to say that it has failed: it drops its groups first.
+const AFTERTHOUGHT: Duration = Duration::from_millis(200);
 /// How long the peers may take to say whether they have come to an operation.
 const ANSWERS: Duration = Duration::from_millis(500);
 /// Time between two looks.
@@ -44,14 +46,16 @@ struct State {
     outbox: Vec<Sending>,
     /// The operation that this rank has come to last, by group.
     positions: HashMap<u32, u64>,
-    /// By group and rank, the first operation that the rank does not come to.
-    left: HashMap<u32, Vec<Option<u64>>>,
+    /// By group and rank, the first operation that the rank does not come to, and since when that is known.
+    left: HashMap<u32, Vec<Option<(u64, Instant)>>>,
     /// Who has come to the operations that this rank has asked about.
     here: HashMap<(u32, u64), Vec<bool>>,
     /// This rank has told the others of a failure.
     told: bool,
     /// Who knows that the job has failed.
     know: Vec<bool>,
+    /// Who has left the job in good order.
+    done: Vec<bool>,
 }
 
 impl Control {
@@ -65,6 +69,7 @@ impl Control {
             here: HashMap::new(),
             told: false,
             know: vec![false; comm.size],
+            done: vec![false; comm.size],
         };
         library::job_begins();
         Ok(Self {
@@ -101,7 +106,11 @@ impl Control {
             );
         }
         let state = self.state();
-        let gone = |at: &Option<u64>| at.is_some_and(|first| first <= ours.sequence);
+        let gone = |at: &Option<(u64, Instant)>| {
+            at.is_some_and(|(first, since)| {
+                first <= ours.sequence && since.elapsed() >= AFTERTHOUGHT
+            })
+        };
         let left = state.left.get(&ours.group);
         match left.and_then(|left| left.iter().position(gone)) {
             None => Ok(()),
@@ -156,6 +165,10 @@ impl Control {
                     operation: "in the job".into(),
                 };
                 self.learn(mpi, state, source, (rank, lost))
+            }
+            Some(Message::Done) => {
+                state.done[source] = true;
+                Ok(())
             }
             Some(Message::Known) => {
                 state.know[source] = true;
@@ -288,7 +301,7 @@ impl Control {
     fn note_left(&self, state: &mut State, rank: usize, group: u32, sequence: u64) {
         let ranks = self.comm.size;
         let left = state.left.entry(group).or_insert_with(|| vec![None; ranks]);
-        left[rank] = Some(sequence);
+        left[rank] = Some((sequence, Instant::now()));
         if left.iter().all(Option::is_some) {
             state.left.remove(&group);
             state.positions.remove(&group);
@@ -325,27 +338,47 @@ fn our_side(
     })
 }
 
-impl Drop for Control {
+impl Control {
+    /// This rank has dropped the last group of the job.
+    ///
     /// After a failure stays for a moment, so that the peers end with an error that says why and not by a signal.
-    fn drop(&mut self) {
-        let rank = self.comm.rank;
+    pub(super) fn end(self: &Arc<Self>) {
+        if self.failure.get().is_none()
+            && let Some(mpi) = library::enter()
+        {
+            self.tell(&mpi, &Message::Done);
+        }
         let told = self.state().told;
-        let all_know = |state: &State| {
-            let mut know = state.know.iter().enumerate();
-            know.all(|(peer, knows)| peer == rank || *knows)
-        };
+        let rank = self.comm.rank;
         self.poll_until(if told { ALL_KNOW } else { LAST_WORDS }, |state| {
-            state.outbox.is_empty() && (!told || all_know(state))
+            state.outbox.is_empty() && (!told || all(&state.know, rank))
         });
-        let mut state = self.state();
-        // What is left of them must be known to the library before it hears that the job has ended.
-        state.inbox = None;
-        state.outbox.clear();
-        drop(state);
-        // For a program that ends MPI itself; what is pending even then is seen to at the end of the process.
-        if let Some(mpi) = library::enter() {
-            request::reap(&mpi);
+        if !library::keep(self) {
+            self.close();
         }
         library::job_ends();
     }
+
+    /// Whether every rank has left in good order, which it tells as long as this is called.
+    pub(super) fn all_done(&self, mpi: &Mpi) -> bool {
+        // After a refusal there is nothing to wait for.
+        self.poll(mpi).is_err() || all(&self.state().done, self.comm.rank)
+    }
+
+    /// Leaves no message behind that MPI could still write to.
+    pub(super) fn close(&self) {
+        let mut state = self.state();
+        state.inbox = None;
+        state.outbox.clear();
+        drop(state);
+        // What is pending even then is seen to at the end of the process.
+        if let Some(mpi) = library::enter() {
+            request::reap(&mpi);
+        }
+    }
+}
+
+fn all(ranks: &[bool], but: usize) -> bool {
+    let mut ranks = ranks.iter().enumerate();
+    ranks.all(|(rank, is)| rank == but || *is)
 }

@@ -3,13 +3,13 @@
 //! Every call goes through [`enter`], which is a lock. All calls return at once (none waits for a peer), so threads
 //! hardly notice each other; and MPI's thread level `SERIALIZED` is enough, which every usual build grants.
 
-use super::{MpiError, request};
+use super::{MpiError, control::Control, request};
 use mpi::environment::{self, Threading, Universe};
 use std::{
     ffi::c_int,
     panic::catch_unwind,
     sync::{
-        Mutex, MutexGuard, Once, PoisonError,
+        Arc, Mutex, MutexGuard, Once, PoisonError,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     thread,
@@ -22,10 +22,15 @@ const LAST_HANDLES: Duration = Duration::from_secs(1);
 /// which want to say it, too.
 const LAST_WORDS: Duration = Duration::from_millis(300);
 
+/// Time between two looks at the peers.
+const LOOK: Duration = Duration::from_millis(1);
+
 /// The lock around MPI. Holds what ends MPI when it is dropped; `None` if the program has started MPI, and ends it, itself.
 static LIBRARY: Mutex<Option<Universe>> = Mutex::new(None);
 /// Jobs that this process is in.
 static JOBS: AtomicUsize = AtomicUsize::new(0);
+/// Of the jobs that this process has left: its peers may still be in them.
+static KEPT: Mutex<Vec<Arc<Control>>> = Mutex::new(Vec::new());
 static REGISTER: Once = Once::new();
 /// One of them has failed: a peer may never come to the end.
 static FAILED: AtomicBool = AtomicBool::new(false);
@@ -80,6 +85,20 @@ pub(super) fn job_ends() {
     JOBS.fetch_sub(1, Ordering::Release);
 }
 
+/// Keeps the control plane of a job that this process has left until its end. `false` if the program ends MPI itself,
+/// nobody knows when.
+pub(super) fn keep(control: &Arc<Control>) -> bool {
+    let ours = lock().is_some();
+    if ours {
+        kept().push(control.clone());
+    }
+    ours
+}
+
+fn kept() -> MutexGuard<'static, Vec<Arc<Control>>> {
+    KEPT.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// From now on MPI is not ended in good order: that would wait for all peers, without a limit.
 pub(super) fn job_failed() {
     FAILED.store(true, Ordering::Release);
@@ -100,20 +119,37 @@ extern "C" fn at_exit() {
 fn finish() {
     let deadline = Instant::now() + LAST_HANDLES;
     loop {
-        let Some(mut mpi) = enter() else { return };
+        let Some(mpi) = enter() else { return };
         // The launcher sees a process that ends without MPI_Finalize, and ends the job.
         if FAILED.load(Ordering::Acquire) {
             drop(mpi);
             return thread::sleep(LAST_WORDS);
         }
-        if Instant::now() > deadline {
+        let open = JOBS.load(Ordering::Acquire) > 0;
+        if mpi.universe.is_none() || open && Instant::now() > deadline {
             return;
         }
-        if JOBS.load(Ordering::Acquire) == 0 && request::reap(&mpi) {
+        // MPI_Finalize waits for all ranks as well, but does not hear of one that fails: Open MPI 4.1's mpirun can hang when some
+        // processes end while another is in it.
+        if !open && kept().iter().all(|control| control.all_done(&mpi)) {
+            drop(mpi);
+            kept().drain(..).for_each(|control| control.close());
+            return end();
+        }
+        drop(mpi);
+        thread::sleep(LOOK);
+    }
+}
+
+fn end() {
+    let deadline = Instant::now() + LAST_HANDLES;
+    while let Some(mut mpi) = enter() {
+        if request::reap(&mpi) {
             *mpi.universe = None;
+        } else if Instant::now() > deadline {
             return;
         }
         drop(mpi);
-        thread::sleep(Duration::from_millis(1));
+        thread::sleep(LOOK);
     }
 }

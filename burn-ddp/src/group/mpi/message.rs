@@ -20,6 +20,8 @@ pub(super) enum Message {
     Here { group: u32, sequence: u64 },
     /// The sender has dropped the group, and never comes to this operation.
     Left { group: u32, sequence: u64 },
+    /// The sender has dropped the last group of the job, in good order.
+    Done,
 }
 
 impl Message {
@@ -70,6 +72,7 @@ mod tests {
             Message::Failed(error),
             Message::Panicked,
             Message::Known,
+            Message::Done,
             Message::Where { group, sequence },
             Message::Here { group, sequence },
             Message::Left { group, sequence },

@@ -103,7 +103,7 @@ pub struct MpiOptions {
 /// What all groups of a job have in common.
 #[derive(Debug)]
 struct Job {
-    control: Control,
+    control: Arc<Control>,
     number: u64,
     local_rank: usize,
     local_world_size: usize,
@@ -178,7 +178,7 @@ impl MpiGroup {
             tuning.message = message.max(1);
         }
         let job = Job {
-            control: Control::new(&mpi, comm)?,
+            control: Arc::new(Control::new(&mpi, comm)?),
             number,
             local_rank,
             local_world_size,
@@ -204,6 +204,12 @@ impl MpiGroup {
     /// Number of the job's processes on this machine.
     pub fn local_world_size(&self) -> usize {
         self.0.job.local_world_size
+    }
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        self.control.end();
     }
 }
 

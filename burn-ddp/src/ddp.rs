@@ -75,6 +75,10 @@ impl Ddp {
     ///
     /// [`Error::Settings`] when a variable is missing or wrong, [`Error::Rendezvous`] when the ranks do not find together.
     pub fn from_env() -> Result<Self, Error> {
+        #[cfg(feature = "mpi")]
+        if let Some(group) = crate::group::mpi::join()? {
+            return Self::from_mpi(group);
+        }
         match Rendezvous::from_env()? {
             Some(settings) => Self::connect(settings),
             None => Self::connect(Rendezvous::new(0, 1, "127.0.0.1", 0)?),
@@ -88,6 +92,19 @@ impl Ddp {
     /// [`Error::Rendezvous`] when the ranks do not find together.
     pub fn connect(settings: Rendezvous) -> Result<Self, Error> {
         let group = HostGroup::connect(settings)?;
+        let (rank, size) = (group.local_rank(), group.local_world_size());
+        Self::from_group(Arc::new(group), rank, size)
+    }
+
+    /// Joins through MPI. Collective.
+    ///
+    /// [`from_env`](Self::from_env) does it by itself in a process that mpirun has started.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Group`] when the peers do not make the same call.
+    #[cfg(feature = "mpi")]
+    pub fn from_mpi(group: crate::group::mpi::MpiGroup) -> Result<Self, Error> {
         let (rank, size) = (group.local_rank(), group.local_world_size());
         Self::from_group(Arc::new(group), rank, size)
     }

@@ -30,6 +30,10 @@ pub enum Error {
     /// The ranks did not find together.
     #[error(transparent)]
     Rendezvous(#[from] RendezvousError),
+    /// The ranks did not find together through MPI.
+    #[cfg(feature = "mpi")]
+    #[error(transparent)]
+    Mpi(#[from] crate::group::mpi::MpiError),
     /// The ranks of this machine could not be started, or one of them failed.
     #[error(transparent)]
     Launch(#[from] LaunchError),

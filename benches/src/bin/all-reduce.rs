@@ -1,11 +1,9 @@
 //! `all-reduce --ranks 2 --bytes 4096,26214400 --buffer group --json`: the time of an f32 all-reduce
-//! between processes of this machine, one line a size.
+//! between processes of this machine, one line a size. Under mpirun, between its processes.
 
 use burn_ddp::{
-    group::{
-        GroupError, ProcessGroup,
-        host::{HostGroup, Rendezvous, RendezvousError, SettingsError},
-    },
+    Ddp,
+    group::GroupError,
     launch::{LaunchError, Launcher},
 };
 use burn_ddp_benches::all_reduce::{Buffer, measure};
@@ -15,7 +13,7 @@ use std::{
     process::ExitCode,
 };
 
-/// Measures the all-reduce of burn-ddp's host group.
+/// Measures the all-reduce of burn-ddp's host group; under mpirun, built with `--features burn-ddp/mpi`, of its MPI group.
 #[derive(Parser)]
 struct Arguments {
     /// Number of processes.
@@ -51,9 +49,7 @@ enum Error {
     #[error(transparent)]
     Launch(#[from] LaunchError),
     #[error(transparent)]
-    Settings(#[from] SettingsError),
-    #[error(transparent)]
-    Rendezvous(#[from] RendezvousError),
+    Join(#[from] burn_ddp::Error),
     #[error(transparent)]
     Group(#[from] GroupError),
     #[error("writing the result: {0}")]
@@ -75,14 +71,10 @@ fn main() -> ExitCode {
 }
 
 fn run(arguments: &Arguments) -> Result<(), Error> {
-    let settings = match Rendezvous::from_env()? {
-        Some(settings) => settings,
-        // One rank runs in this process, without a launcher.
-        None => Rendezvous::new(0, 1, "127.0.0.1", 0)?,
-    };
-    let group = HostGroup::connect(settings)?;
+    let ddp = Ddp::from_env()?;
+    let group = ddp.group();
     for &bytes in &arguments.bytes {
-        let seconds = measure(&group, bytes, arguments.buffer)?.as_secs_f64();
+        let seconds = measure(&**group, bytes, arguments.buffer)?.as_secs_f64();
         if group.rank() != 0 {
             continue;
         }

@@ -7,6 +7,7 @@
 //! |---|---|---|
 //! | [`thread`] | threads of one process (tests) | std |
 //! | [`host`] | processes of one machine | shared memory on Linux, TCP elsewhere |
+//! | `mpi` (feature `mpi`) | processes that mpirun has started | Open MPI or MPICH |
 
 mod descriptor;
 mod dtype;
@@ -17,6 +18,8 @@ pub mod fuzzing;
 mod heap;
 pub mod host;
 mod local;
+#[cfg(feature = "mpi")]
+pub mod mpi;
 pub(crate) mod objects;
 mod ops;
 pub(crate) mod recorder;

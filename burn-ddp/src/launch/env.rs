@@ -59,7 +59,7 @@ pub(super) enum Role {
 pub(super) fn role() -> Role {
     if env::var_os(LAUNCHER_PID).is_some() {
         Role::Rank
-    } else if started().is_some() {
+    } else if started().is_some() || mpi_rank() {
         Role::Foreign
     } else {
         Role::Launcher
@@ -76,6 +76,13 @@ pub(super) fn check_foreign(nproc: Option<usize>) {
              the variables to have that"
         ));
     }
+}
+
+fn mpi_rank() -> bool {
+    #[cfg(feature = "mpi")]
+    return crate::group::mpi::chosen().is_some();
+    #[cfg(not(feature = "mpi"))]
+    false
 }
 
 /// The program's number of ranks, else the environment's, else one.

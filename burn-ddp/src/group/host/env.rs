@@ -205,6 +205,12 @@ pub(crate) fn check_variables() -> Result<(), SettingsError> {
     Variables::read(&system).map(|_| ())
 }
 
+/// The environment's limit for one operation, for a group that has its ranks from elsewhere.
+#[cfg(feature = "mpi")]
+pub(crate) fn operation_timeout() -> Result<Option<Duration>, SettingsError> {
+    optional(&system, TIMEOUT, seconds_of)
+}
+
 /// A value that is not Unicode is as malformed as any other; its lossy form is what the error shows.
 fn system(name: &str) -> Option<String> {
     std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())

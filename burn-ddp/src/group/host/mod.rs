@@ -61,6 +61,8 @@ mod spans;
 mod tcp;
 mod wire;
 
+#[cfg(feature = "mpi")]
+pub(crate) use env::operation_timeout;
 pub use env::{
     GENERATION, LISTEN_FD, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, RANK,
     RENDEZVOUS_TIMEOUT, SECRET, SOCKET_IFNAME, TIMEOUT, TRANSPORT, WORLD_SIZE,

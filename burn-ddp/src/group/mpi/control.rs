@@ -33,6 +33,8 @@ const PAUSE: Duration = Duration::from_micros(200);
 #[derive(Debug)]
 pub(super) struct Control {
     comm: Comm,
+    /// Each rank's machine.
+    hosts: Vec<String>,
     /// The first failure and the rank that met it.
     failure: OnceLock<(usize, GroupError)>,
     /// Always taken after the turn to call MPI.
@@ -59,7 +61,7 @@ struct State {
 }
 
 impl Control {
-    pub(super) fn new(mpi: &Mpi, comm: Comm) -> Result<Self, Refusal> {
+    pub(super) fn new(mpi: &Mpi, comm: Comm, hosts: Vec<String>) -> Result<Self, Refusal> {
         let inbox = mpi.receive(&comm, vec![0; LONGEST], None, TAG)?;
         let state = State {
             inbox: Some(inbox),
@@ -74,6 +76,7 @@ impl Control {
         library::job_begins();
         Ok(Self {
             comm,
+            hosts,
             failure: OnceLock::new(),
             state: Mutex::new(state),
         })
@@ -92,18 +95,36 @@ impl Control {
         (0..self.comm.size).filter(move |peer| *peer != rank)
     }
 
+    pub(super) fn host(&self, rank: usize) -> String {
+        self.hosts.get(rank).cloned().unwrap_or_default()
+    }
+
     /// The job's failure as this rank sees it.
     pub(super) fn failure(&self, id: &Identity) -> Option<GroupError> {
         let (origin, error) = self.failure.get()?;
-        Some(id.view(*origin, error))
+        Some(self.view(id, *origin, error, String::new()))
+    }
+
+    fn view(&self, id: &Identity, origin: usize, error: &GroupError, doing: String) -> GroupError {
+        let mut view = id.view(origin, error);
+        match &mut view {
+            GroupError::Aborted {
+                host, operation, ..
+            } if origin != id.rank => {
+                *host = self.host(origin);
+                *operation = doing;
+            }
+            GroupError::PeerLost { operation, .. } if operation.is_empty() => *operation = doing,
+            _ => {}
+        }
+        view
     }
 
     /// The failure of an operation that this rank is in, if the job has failed or a rank will not come to it.
     pub(super) fn check(&self, id: &Identity, ours: &OpDescriptor) -> Result<(), GroupError> {
         if let Some((origin, error)) = self.failure.get() {
-            return Err(
-                our_side(id, ours, *origin, error).unwrap_or_else(|| id.view(*origin, error))
-            );
+            return Err(our_side(id, ours, *origin, error)
+                .unwrap_or_else(|| self.view(id, *origin, error, ours.to_string())));
         }
         let state = self.state();
         let gone = |at: &Option<(u64, Instant)>| {
@@ -117,7 +138,9 @@ impl Control {
             Some(peer) => Err(GroupError::PeerLeft {
                 rank: id.rank,
                 peer,
+                host: self.host(peer),
                 operation: ours.to_string(),
+                elapsed: Duration::ZERO,
             }),
         }
     }
@@ -161,8 +184,10 @@ impl Control {
                 let lost = GroupError::PeerLost {
                     rank,
                     peer: source,
+                    host: self.host(source),
                     cause: "its thread panicked".into(),
-                    operation: "in the job".into(),
+                    operation: String::new(),
+                    elapsed: Duration::ZERO,
                 };
                 self.learn(mpi, state, source, (rank, lost))
             }
@@ -236,11 +261,7 @@ impl Control {
     /// As [`fail`](Self::fail), while this thread unwinds.
     pub(super) fn panicked(&self) {
         let rank = self.comm.rank;
-        let error = GroupError::Aborted {
-            rank,
-            origin: rank,
-            reason: "its thread panicked".into(),
-        };
+        let error = GroupError::aborted(rank, rank, "its thread panicked");
         if self.failure.set((rank, error)).is_ok() {
             self.last_words(&Message::Panicked);
         }

@@ -5,9 +5,12 @@ use super::{
     library::{self, Mpi},
     request::{Receiving, Refusal, Sending},
 };
-use crate::group::{
-    GroupError, OpDescriptor, Result,
-    ops::{self, DESCRIPTOR_WORDS, Identity},
+use crate::{
+    group::{
+        GroupError, OpDescriptor, Ranks, Result,
+        ops::{self, Call, DESCRIPTOR_WORDS, Identity},
+    },
+    notice,
 };
 use std::{
     collections::VecDeque,
@@ -99,9 +102,14 @@ pub(super) struct Operation<'a> {
     pub(super) id: &'a Identity,
     pub(super) control: &'a Control,
     pub(super) pool: &'a mut Pool,
-    pub(super) timeout: Duration,
     ours: OpDescriptor,
     start: Instant,
+    /// `None`: as long as the peers live.
+    limit: Option<Duration>,
+    /// Between two warnings; half of the limit, or what would be it.
+    half: Duration,
+    /// When to warn next.
+    warning: Option<Duration>,
 }
 
 impl<'a> Operation<'a> {
@@ -111,15 +119,19 @@ impl<'a> Operation<'a> {
         control: &'a Control,
         pool: &'a mut Pool,
         timeout: Duration,
-        ours: OpDescriptor,
+        call: Call,
+        sequence: u64,
     ) -> Result<Self> {
+        let ours = id.describe(call, sequence);
         let operation = Self {
             id,
             control,
             pool,
-            timeout,
             ours,
             start: Instant::now(),
+            limit: call.is_limited().then_some(timeout),
+            half: timeout / 2,
+            warning: Some(timeout / 2),
         };
         let mpi = operation.enter()?;
         let begun = control.begin(&mpi, &ours);
@@ -178,7 +190,12 @@ impl<'a> Operation<'a> {
     }
 
     /// Waits until all of `pending` is there, and returns what came by rank.
-    pub(super) fn wait(&mut self, mut pending: Pending) -> Result<Vec<(usize, Vec<u8>)>> {
+    pub(super) fn wait(&mut self, pending: Pending) -> Result<Vec<(usize, Vec<u8>)>> {
+        self.wait_for(pending)
+            .map_err(|error| error.after(self.start.elapsed()))
+    }
+
+    fn wait_for(&mut self, mut pending: Pending) -> Result<Vec<(usize, Vec<u8>)>> {
         let mut last = Instant::now();
         loop {
             let mpi = self.enter()?;
@@ -195,10 +212,7 @@ impl<'a> Operation<'a> {
             drop(mpi);
             polled.map_err(|refusal| refusal.on(self.id.rank))?;
             self.control.check(self.id, &self.ours)?;
-            let elapsed = self.start.elapsed();
-            if elapsed >= self.timeout {
-                return Err(self.timed_out(elapsed, &pending));
-            }
+            self.check_time(&pending)?;
             let waited = last.elapsed();
             if waited < BRISK {
                 thread::yield_now();
@@ -208,23 +222,49 @@ impl<'a> Operation<'a> {
         }
     }
 
-    /// Tells from who comes too late those that wait for them as this rank does.
-    fn timed_out(&self, elapsed: Duration, pending: &Pending) -> GroupError {
-        let mut missing = self.control.missing(&self.ours);
-        if let Err(error) = self.control.check(self.id, &self.ours) {
-            return error;
+    /// An error when the time is over; at half of it, a warning.
+    fn check_time(&mut self, pending: &Pending) -> Result<()> {
+        let elapsed = self.start.elapsed();
+        let over = self.limit.is_some_and(|limit| elapsed >= limit);
+        let warn = self.warning.is_some_and(|at| elapsed >= at);
+        if !over && !warn {
+            return Ok(());
         }
+        // Tells from who is missing those that wait for them as this rank does.
+        let mut missing = self.control.missing(&self.ours);
+        self.control.check(self.id, &self.ours)?;
         if missing.is_empty() {
             // All have come, but the data does not.
             missing = pending.receives.iter().map(|(peer, _)| *peer).collect();
             missing.sort_unstable();
         }
-        GroupError::Timeout {
-            rank: self.id.rank,
-            operation: self.ours.to_string(),
-            elapsed,
-            missing,
+        let hosts: Vec<_> = missing
+            .iter()
+            .map(|rank| self.control.host(*rank))
+            .collect();
+        let (rank, operation) = (self.id.rank, self.ours.to_string());
+        if over {
+            return Err(GroupError::Timeout {
+                rank,
+                operation,
+                elapsed,
+                missing,
+                hosts,
+            });
         }
+        let (next, then) = match self.limit {
+            Some(limit) => (None, format!("it fails after {limit:.1?}")),
+            None => (
+                Some(self.start.elapsed() + self.half),
+                "it goes on as long as they live".into(),
+            ),
+        };
+        self.warning = next;
+        notice::warn(format_args!(
+            "rank {rank}: {operation} has waited {elapsed:.1?} for {}; {then}",
+            Ranks(&missing, &hosts)
+        ));
+        Ok(())
     }
 
     /// Compares the ranks' descriptions of this operation, and returns what they sent in line, in rank order.

@@ -36,12 +36,7 @@ impl Message {
                     other => other.to_string(),
                 };
                 reason.truncate(reason.floor_char_boundary(LONGEST / 2));
-                let origin = rank;
-                let cut = Message::Failed(GroupError::Aborted {
-                    rank,
-                    origin,
-                    reason,
-                });
+                let cut = Message::Failed(GroupError::aborted(rank, rank, reason));
                 postcard::to_stdvec(&cut).unwrap_or_default()
             }
             // Numbers alone; an empty message decodes as none.
@@ -66,7 +61,9 @@ mod tests {
         let error = GroupError::PeerLeft {
             rank: 1,
             peer: 2,
+            host: "node7".into(),
             operation: "barrier".into(),
+            elapsed: std::time::Duration::from_secs(1),
         };
         for message in [
             Message::Failed(error),
@@ -83,13 +80,7 @@ mod tests {
 
     #[test]
     fn a_long_reason_is_cut_between_characters() {
-        let aborted = |reason| {
-            Message::Failed(GroupError::Aborted {
-                rank: 3,
-                origin: 3,
-                reason,
-            })
-        };
+        let aborted = |reason: String| Message::Failed(GroupError::aborted(3, 3, reason));
         // 'ü' has two bytes; the odd first byte moves the limit into one.
         let long = format!("x{}", "ü".repeat(5000));
         let bytes = aborted(long).encode(3);

@@ -168,6 +168,7 @@ impl MpiGroup {
     ) -> Result<Self, MpiError> {
         let mpi = library::enter().ok_or(MpiError::Finalized)?;
         let comm = Comm::duplicate(&mpi, communicator)?;
+        let hosts = Comm::hosts(&mpi, communicator);
         let number = Comm::share(&mpi, communicator, draw()?);
         let (rank, ranks) = (comm.rank, comm.size);
         let here = |other: &&usize| **other == machines[rank];
@@ -178,7 +179,7 @@ impl MpiGroup {
             tuning.message = message.max(1);
         }
         let job = Job {
-            control: Arc::new(Control::new(&mpi, comm)?),
+            control: Arc::new(Control::new(&mpi, comm, hosts)?),
             number,
             local_rank,
             local_world_size,
@@ -261,12 +262,18 @@ impl Member {
                     cause: "an earlier operation of this group ended half-way".into(),
                 }));
         }
-        let ours = self.id.describe(call, state.sequence);
         state.broken = true;
         let timeout = self.job.timeout;
-        let result = Operation::begin(&self.id, control, &mut state.pool, timeout, ours)
-            .and_then(|mut operation| body(&mut operation))
-            .inspect_err(|error| control.fail(error.clone()))?;
+        let result = Operation::begin(
+            &self.id,
+            control,
+            &mut state.pool,
+            timeout,
+            call,
+            state.sequence,
+        )
+        .and_then(|mut operation| body(&mut operation))
+        .inspect_err(|error| control.fail(error.clone()))?;
         state.sequence += 1;
         state.broken = false;
         Ok(result)

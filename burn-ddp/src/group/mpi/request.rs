@@ -6,7 +6,7 @@
 use super::{MpiError, library::Mpi};
 use crate::group::GroupError;
 use mpi::{
-    ffi,
+    environment, ffi,
     topology::Communicator,
     traits::{AsRaw, CommunicatorCollectives, Root},
 };
@@ -91,6 +91,21 @@ impl Comm {
         parent.all_gather_into(&first, &mut all);
         let number = |n: c_int| usize::try_from(n).unwrap_or(0);
         all.into_iter().map(number).collect()
+    }
+
+    /// Each rank's name of its machine, cut to 64 bytes. Collective, and blocks.
+    pub(super) fn hosts(_: &Mpi, parent: &impl Communicator) -> Vec<String> {
+        const NAME: usize = 64;
+        let name = environment::processor_name().unwrap_or_default();
+        let mut bytes = name.into_bytes();
+        bytes.resize(NAME, 0);
+        let mut all = vec![0; NAME * usize::try_from(parent.size()).unwrap_or(0)];
+        parent.all_gather_into(&bytes[..], &mut all[..]);
+        let text = |name: &[u8]| {
+            let name = String::from_utf8_lossy(name);
+            name.trim_end_matches('\0').to_owned()
+        };
+        all.chunks_exact(NAME).map(text).collect()
     }
 
     /// Rank 0's number on every rank. Collective, and blocks.

@@ -182,6 +182,7 @@ fn kernel<E: Element<N>, const N: usize>(
 }
 
 /// Size in bytes of what an element is accumulated in.
+#[cfg(any(feature = "mpi", test))]
 pub(crate) fn accumulator_size(dtype: DType) -> usize {
     match dtype {
         DType::F16 | DType::BF16 => 4,
@@ -194,6 +195,7 @@ pub(crate) fn accumulator_size(dtype: DType) -> usize {
 ///
 /// `out` gets accumulators again, or after the last stretch, which knows the number of all inputs (`finish`), elements. The
 /// bits are those of [`reduce_into`] over all inputs.
+#[cfg(any(feature = "mpi", test))]
 pub(crate) fn fold_into(
     out: &mut [u8],
     carry: Option<&[u8]>,
@@ -215,6 +217,7 @@ pub(crate) fn fold_into(
 }
 
 /// `N` bytes an element, `A` bytes an accumulator.
+#[cfg(any(feature = "mpi", test))]
 fn fold<E: Element<N>, const N: usize, const A: usize>(
     out: &mut [u8],
     carry: Option<&[u8]>,
@@ -238,6 +241,7 @@ fn fold<E: Element<N>, const N: usize, const A: usize>(
 }
 
 #[inline(always)]
+#[cfg(any(feature = "mpi", test))]
 fn stretch<E: Element<N>, const N: usize, const A: usize>(
     out: &mut [u8],
     carry: Option<&[u8]>,

@@ -6,7 +6,8 @@ use crate::{
         GroupError,
         host::{RendezvousError, SettingsError},
     },
-    launch::LaunchError,
+    launch::{LaunchError, is_launched},
+    notice::HELP,
     reducer::ReducerError,
 };
 use burn::data::dataset::DatasetError;
@@ -20,7 +21,7 @@ use std::{
 
 /// Everything that can go wrong in burn-ddp.
 ///
-/// `Debug` prints the same sentence as `Display`, so that an error returned from `main` is readable.
+/// `Debug` prints the sentence of `Display` and where to read on, so that an error returned from `main` is readable.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -178,7 +179,10 @@ pub enum Error {
 
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
+        match self {
+            Error::Launch(error) => fmt::Debug::fmt(error, f),
+            _ => write!(f, "{self}{HELP}"),
+        }
     }
 }
 
@@ -222,7 +226,9 @@ impl BackwardPanic {
     pub(crate) fn raise(error: ReducerError) -> ! {
         if !CATCHING.get() {
             // The standard panic message knows nothing of this payload: it would print its type and a backtrace.
-            eprintln!("burn-ddp: {error}");
+            // Under our launcher the report has the pointer, once for all ranks.
+            let help = if is_launched() { "" } else { HELP };
+            eprintln!("burn-ddp: {error}{help}");
         }
         panic::resume_unwind(Box::new(Self(error)))
     }

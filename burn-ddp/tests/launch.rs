@@ -457,6 +457,8 @@ fn ddp_20_the_first_cause_is_reported() {
         report.contains("tests/launch.rs:"),
         "the panic's place is missing in {report}"
     );
+    let pointers = ended.stderr.matches("book/src/troubleshooting.md");
+    assert_eq!(pointers.count(), 1, "{}", ended.stderr);
     assert_eq!(ended.code, Some(101));
 }
 

@@ -6,12 +6,11 @@ set -euo pipefail
 ranks=$1
 shift
 
+# mpirun tells each process its number, but not where rank 0 is.
 export MASTER_ADDR=${MASTER_ADDR:-127.0.0.1} MASTER_PORT=${MASTER_PORT:-29500}
 BURN_DDP_SECRET=${BURN_DDP_SECRET:-$(head -c 32 /dev/urandom | od -An -v -tx1 | tr -d ' \n')}
 export BURN_DDP_SECRET
 
 # By name alone: a value on the command line could be read by every user of the machine.
 # shellcheck disable=SC2086
-mpirun ${MPIRUN_OPTIONS:-} -n "$ranks" -x MASTER_ADDR -x MASTER_PORT -x BURN_DDP_SECRET bash -c '
-    export RANK=$OMPI_COMM_WORLD_RANK WORLD_SIZE=$OMPI_COMM_WORLD_SIZE LOCAL_RANK=$OMPI_COMM_WORLD_LOCAL_RANK
-    exec "$@"' rank "$@"
+mpirun ${MPIRUN_OPTIONS:-} -n "$ranks" -x MASTER_ADDR -x MASTER_PORT -x BURN_DDP_SECRET "$@"

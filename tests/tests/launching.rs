@@ -224,7 +224,25 @@ fn a_wrong_variable_is_reported_once() {
         .collect();
     assert_eq!(lines.len(), 1, "{:#?}", ended[0]);
     assert_says(lines[0], &["BURN_DDP_TRANSPORT", "auto, shm or tcp"]);
+    assert_says(&ended[0].stderr, &["book/src/troubleshooting.md"]);
     assert_eq!(ended[0].code, Some(1));
+}
+
+#[test]
+fn the_report_points_to_the_book_once() {
+    let ended = launched("the_report_points_to_the_book_once", &[""], |_| {
+        launch(2, |ddp| {
+            if ddp.rank() == 0 {
+                ddp.abort("the disk is full");
+                ddp.barrier().unwrap();
+            }
+            ddp.barrier()
+        })
+    });
+    let summary = summary(&ended[0]);
+    assert_says(summary, &["the disk is full", "tests/launching.rs:"]);
+    let pointers = summary.matches("book/src/troubleshooting.md");
+    assert_eq!(pointers.count(), 1, "{summary}");
 }
 
 #[test]

@@ -5,6 +5,7 @@ use super::{
     env,
     report::{Kind, Record},
 };
+use crate::notice::HELP;
 use std::{
     any::Any,
     cell::RefCell,
@@ -104,12 +105,17 @@ fn describe(payload: &(dyn Any + Send), place: Option<String>, read: &ReadPayloa
 }
 
 fn message(payload: &(dyn Any + Send), read: &ReadPayload) -> (String, Blame) {
-    read(payload).unwrap_or_else(|| {
+    let (mut text, blame) = read(payload).unwrap_or_else(|| {
         let text = payload.downcast_ref::<&str>().copied();
         let text = text.or_else(|| payload.downcast_ref::<String>().map(String::as_str));
         let text = text.unwrap_or("a value that is not text").to_owned();
         (text, Blame::default())
-    })
+    });
+    // The launcher's report has it at its end, once.
+    if text.ends_with(HELP) {
+        text.truncate(text.len() - HELP.len());
+    }
+    (text, blame)
 }
 
 /// The rank's end of its report pipe. Reporting is best effort: a rank whose launcher is gone has

@@ -1,13 +1,12 @@
 //! Why a launch failed, as the user reads it.
 
-use crate::group::host::SettingsError;
+use crate::{group::host::SettingsError, notice::HELP};
 use std::{
     fmt,
     io::{self, IsTerminal},
 };
 
-/// Why a launch failed. `Display`, and `Debug` as well so that `fn main() -> Result<…>` prints it, is the
-/// whole report.
+/// Why a launch failed. `Display` is the whole report; `Debug`, which `fn main() -> Result<…>` prints, also says where to read on.
 #[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum LaunchError {
@@ -93,14 +92,17 @@ impl LaunchError {
             // Rank 0 may have ended in the middle of a progress bar.
             eprint!("\r\x1b[2K");
         }
-        eprintln!("{self}");
+        eprintln!("{self:?}");
         std::process::exit(self.exit_code())
     }
 }
 
 impl fmt::Debug for LaunchError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
+        match self {
+            LaunchError::Signalled { .. } => write!(f, "{self}"),
+            _ => write!(f, "{self}{HELP}"),
+        }
     }
 }
 

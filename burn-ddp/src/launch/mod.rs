@@ -174,6 +174,11 @@ impl<E> Launcher<E> {
     }
 }
 
+/// Whether this process is a rank of one of this crate's launchers, which prints a report.
+pub(crate) fn is_launched() -> bool {
+    env::role() == Role::Rank
+}
+
 fn start(nproc: usize, grace: Duration) -> Result<(), LaunchError> {
     // A mistake in what all ranks read is reported once.
     check_variables()?;

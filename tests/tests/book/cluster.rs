@@ -103,7 +103,7 @@ fn the_scripts_have_no_syntax_errors() {
             checked += 1;
         }
     }
-    assert_eq!(checked, 2);
+    assert_eq!(checked, 3);
 }
 
 /// The value of an option in a batch script.
@@ -113,12 +113,12 @@ fn directive(script: &str, option: &str) -> usize {
     value.unwrap().parse().unwrap()
 }
 
-#[test]
-fn slurm() {
-    let script = "examples/cluster/slurm.sbatch";
+/// Runs a batch script on two machines, which are both this one, with the variables that srun gives its tasks. `port` is
+/// what the script, or burn-ddp for it, makes of the job's number.
+fn slurm(script: &str, replay: &Replay, port: impl Fn(u16) -> u16) {
     let option = |name| directive(&read(script), name);
     let (machines, each) = (option("nodes"), option("ntasks-per-node"));
-    let replay = Replay::new();
+    assert_eq!(machines, 2);
     replay.program(
         "scontrol",
         r#"[ "$*" = "show hostnames 127.0.0.1,b" ] && printf '127.0.0.1\nb\n'"#,
@@ -128,20 +128,50 @@ fn slurm() {
         &format!(
             r#"
             while [[ $1 == -* ]]; do shift; done
+            export SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=$(({machines} * {each})) SLURM_STEP_NUM_NODES={machines}
+            export SLURM_STEP_NODELIST=$SLURM_JOB_NODELIST SLURM_STEP_TASKS_PER_NODE="{each}(x{machines})"
             for ((i = 0; i < {machines} * {each}; i++)); do
-                SLURM_NTASKS=$(({machines} * {each})) SLURM_PROCID=$i SLURM_LOCALID=$((i % {each})) "$@" & pids+=($!)
+                SLURM_PROCID=$i SLURM_LOCALID=$((i % {each})) SLURM_NODEID=$((i / {each})) "$@" & pids+=($!)
             done
             for pid in "${{pids[@]}}"; do wait "$pid" || exit 1; done"#
         ),
     );
-    // The script makes the port from the job's number.
-    let port = (10_000..30_000).find(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok());
+    let free = |job: &u16| TcpListener::bind(("127.0.0.1", port(*job))).is_ok();
+    let job = (1..2000).find(free).unwrap().to_string();
     let variables = [
         ("SLURM_JOB_NODELIST", "127.0.0.1,b"),
-        ("SLURM_JOB_ID", &(port.unwrap() + 10_000).to_string()),
+        ("SLURM_JOB_ID", &job),
+        ("SLURM_NNODES", &machines.to_string()),
         ("SLURM_CPUS_PER_TASK", &option("cpus-per-task").to_string()),
     ];
     replay.run(&["bash", script, "train", "--epochs", "30"], &variables);
+}
+
+#[test]
+fn slurm_starts_the_ranks() {
+    let replay = Replay::new();
+    slurm("examples/cluster/slurm.sbatch", &replay, |job| {
+        10_000 + 8 * job
+    });
+    assert_eq!(replay.found(), ["4 0 10", "4 1 10", "4 0 10", "4 1 10"]);
+}
+
+#[test]
+fn slurm_starts_the_command() {
+    let replay = Replay::new();
+    replay.program(
+        "burn-ddp",
+        r#"
+        [ "$1 $2 $4 $6 $8 ${10}" = "run --nnodes --node-rank --nproc --max-restarts --log-dir" ] || exit 2
+        export WORLD_SIZE=$(($3 * $7))
+        for ((i = 0; i < $7; i++)); do
+            RANK=$(($5 * $7 + i)) LOCAL_RANK=$i "${@:12}" & pids+=($!)
+        done
+        for pid in "${pids[@]}"; do wait "$pid" || exit 1; done"#,
+    );
+    slurm("examples/cluster/slurm-restarts.sbatch", &replay, |job| {
+        10_000 + job
+    });
     assert_eq!(replay.found(), ["4 0 10", "4 1 10", "4 0 10", "4 1 10"]);
 }
 

@@ -125,4 +125,6 @@ fn every_error_text_is_on_the_page_and_nothing_else() {
         .map(|text| &text.text)
         .collect();
     assert!(missing.is_empty(), "not in {PAGE}: {missing:#?}");
+    // What is printed at the end points there.
+    assert!(library.iter().any(|text| text.text.contains(PAGE)));
 }

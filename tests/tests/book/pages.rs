@@ -169,3 +169,27 @@ fn the_table_of_variables_is_complete() {
         .collect();
     assert_eq!(listed, variables());
 }
+
+/// Every option of `burn-ddp run`, up to the program, in the pages and in the scripts that they show.
+#[test]
+fn the_command_has_the_options_that_are_shown() {
+    let source = read("burn-ddp/src/launch/cli/args.rs");
+    let mut texts = pages();
+    texts.push(("README.md".into(), read("README.md")));
+    let mut seen = BTreeSet::new();
+    for (name, text) in texts {
+        let text = text.replace("\\\n", " ");
+        for command in text.split("burn-ddp run ").skip(1) {
+            let line = command.split(['\n', '`']).next().unwrap();
+            let mut words = line.split(' ').filter(|word| !word.is_empty());
+            while let Some(option) = words.next().and_then(|word| word.strip_prefix("--")) {
+                let field = format!("    {}: ", option.replace('-', "_"));
+                let known = option == "help" || source.contains(&field);
+                assert!(known, "{name}: burn-ddp run has no --{option}");
+                seen.insert(option.to_owned());
+                words.next(); // its value
+            }
+        }
+    }
+    assert!(seen.len() > 3, "{seen:?}");
+}

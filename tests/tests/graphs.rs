@@ -49,6 +49,29 @@ fn words(step: u64, rows: Range<usize>, device: &Device) -> Tensor<2, Int> {
     )
 }
 
+/// A record of a wrapped model holds an id for each field; they are one parameter all the same.
+#[test]
+fn ddp_13_a_tie_survives_saving_and_loading() {
+    let device = device();
+    ranks(2).run("ddp_13_a_tie_survives_saving_and_loading", |ddp: Ddp| {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("model");
+        let model = ddp.wrap(TwiceTiedLm::new(&device)).unwrap();
+        model.save_file(&path).unwrap();
+        let model = TwiceTiedLm::new(&device).try_load_file(&path).unwrap();
+        assert_ne!(model.embedding.weight.id, model.output.id);
+        let model = ddp.wrap(model).unwrap();
+        let loss =
+            |m: &TwiceTiedLm, step, rows| square(m.forward(words(step, rows, &device)) - 0.5);
+        let model = train(model, (2, 8, 0.05), (ddp.rank(), 2), loss);
+        let (a, b) = (model.embedding.weight.val(), model.output.val());
+        assert_eq!(floats(a), floats(b));
+        // As in the test below: the matrix once.
+        let bytes = ddp.stats().gradient_bytes_per_step;
+        assert_eq!(bytes, 4 * (96 + 64 + 8) + 4 * (3 + 2));
+    });
+}
+
 #[test]
 fn ddp_13_one_parameter_in_two_fields() {
     let device = device();

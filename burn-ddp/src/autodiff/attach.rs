@@ -105,6 +105,7 @@ impl Survey {
             layout: Layout::default(),
             occurrences: Vec::new(),
             slots: HashMap::new(),
+            fields: Vec::new(),
             device: None,
             error: None,
         };
@@ -126,7 +127,10 @@ struct Surveyor {
     path: Vec<String>,
     layout: Layout,
     occurrences: Vec<Occurrence>,
+    /// Slots by the ids that lead to them: the first field's, and those that [`tied_id`] gives to further ones.
     slots: HashMap<ParamId, usize>,
+    /// Of each slot, the first field's id and the number of fields.
+    fields: Vec<(ParamId, u64)>,
     device: Option<Device>,
     error: Option<Error>,
 }
@@ -141,12 +145,20 @@ impl Surveyor {
             return Err(Error::UnsupportedType { rank, path, dtype });
         };
         let (slot, id) = match self.slots.get(&param.id) {
-            Some(&slot) => (slot, ParamId::new()),
+            Some(&slot) => {
+                let (first, fields) = &mut self.fields[slot];
+                let id = tied_id(*first, *fields);
+                *fields += 1;
+                self.slots.insert(tied_id(*first, *fields), slot);
+                (slot, id)
+            }
             None => {
                 let shape = base.dims().to_vec();
                 self.layout.params.push(ParamSpec { path, shape, dtype });
                 let slot = self.layout.len() - 1;
                 self.slots.insert(param.id, slot);
+                self.slots.insert(tied_id(param.id, 1), slot);
+                self.fields.push((param.id, 1));
                 (slot, param.id)
             }
         };
@@ -270,6 +282,18 @@ impl Reparameterizer for &mut Attach {
         };
         (watch_loading(param, &self.session, occurrence), Some(hook))
     }
+}
+
+/// The id of field number `field` (from 1) of those that share the parameter `first`. It follows from the first one's, so that
+/// a model that was saved while wrapped is known to be tied when it is loaded and wrapped again.
+fn tied_id(first: ParamId, field: u64) -> ParamId {
+    // The finalizer of SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, OOPSLA 2014, figure 17).
+    let mut z = first
+        .val()
+        .wrapping_add(field.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    ParamId::from(z ^ (z >> 31))
 }
 
 /// Gives a field that is tied to an earlier one an id and a leaf of its own.

@@ -76,6 +76,7 @@ impl Hosts {
 
     fn bridge(&self) -> Result<(), String> {
         let switch = &self.switch;
+        succeed(Command::new("nft").arg("--version"))?;
         ip(&format!("netns add {switch}"))?;
         ip(&format!("-n {switch} link add bridge type bridge"))?;
         ip(&format!("-n {switch} link set bridge up"))?;
@@ -128,21 +129,25 @@ impl Hosts {
         ip(&format!("-n {} link set port{host} down", self.switch)).unwrap();
     }
 
-    /// Drops this share (in hundredths) of the packets that a host receives. Needs nftables.
+    /// Drops this share (in hundredths) of the packets that a host receives, and of those that it sends.
     pub fn lose(&self, host: usize, hundredths: u32) {
         self.run(host, "nft add table inet loss");
-        self.run(
-            host,
-            "nft add chain inet loss in { type filter hook input priority 0 ; }",
-        );
         let random = match hundredths {
             100.. => String::new(),
             share => format!("numgen random mod 100 < {share}"),
         };
-        self.run(
-            host,
-            &format!("nft add rule inet loss in iifname eth0 {random} drop"),
-        );
+        for (hook, way) in [("input", "iifname"), ("output", "oifname")] {
+            self.run(
+                host,
+                &format!(
+                    "nft add chain inet loss {hook} {{ type filter hook {hook} priority 0 ; }}"
+                ),
+            );
+            self.run(
+                host,
+                &format!("nft add rule inet loss {hook} {way} eth0 {random} drop"),
+            );
+        }
     }
 
     /// Limits what every host sends, in Mbit/s.

@@ -237,7 +237,9 @@ fn resnet_ddp_on_two_hosts_gives_the_bits_of_one() {
     let one = Command::new(&program).args(arguments).output().unwrap();
     let start = |host: usize| {
         hosts
-            .command(host, &program)
+            .command(host, "timeout")
+            .args(["--signal=KILL", "100"])
+            .arg(&program)
             .args(arguments)
             .env("RANK", host.to_string())
             .env("WORLD_SIZE", "2")
@@ -250,8 +252,11 @@ fn resnet_ddp_on_two_hosts_gives_the_bits_of_one() {
             .spawn()
             .unwrap()
     };
-    let two = [start(0), start(1)].map(|rank| rank.wait_with_output().unwrap());
-    let [two, other] = two;
+    let [two, other] = [start(0), start(1)].map(|rank| {
+        // Each pipe has a reader of its own: a full one would stop its rank, and with it the other.
+        thread::spawn(move || rank.wait_with_output().unwrap())
+    });
+    let (two, other) = (two.join().unwrap(), other.join().unwrap());
     assert!(other.status.success(), "{other:?}");
     let (one, two) = (report(one), report(two));
     for key in ["world_size", "steps", "test_accuracy", "param_hashes"] {

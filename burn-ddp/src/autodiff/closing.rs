@@ -105,12 +105,26 @@ impl Session {
             self.sessions.close_pass(thread, grads)?;
         }
         let slot = self.occurrences[occurrence].slot;
-        if let Round::Closed { gradients, served } = &mut lock(&self.state).round
-            && !std::mem::replace(&mut served[occurrence], true)
-            && let Some(gradient) = hand_out::<B>(&mut gradients[slot], self.fields[slot])
-                .map_err(|e| self.changed(slot, e))?
-        {
+        let mut state = lock(&self.state);
+        let Round::Closed {
+            thread: owner,
+            unserved,
+            gradients,
+            served,
+        } = &mut state.round
+        else {
+            return Ok(());
+        };
+        if *owner != thread || std::mem::replace(&mut served[occurrence], true) {
+            return Ok(());
+        }
+        let gradient = hand_out::<B>(&mut gradients[slot], self.fields[slot]);
+        if let Some(gradient) = gradient.map_err(|e| self.changed(slot, e))? {
             grads.register::<B>(leaf, gradient);
+        }
+        *unserved -= 1;
+        if *unserved == 0 {
+            state.round = Round::Idle;
         }
         Ok(())
     }
@@ -118,8 +132,13 @@ impl Session {
     fn close<B: Backend>(&self, grads: &mut Gradients) -> Result<()> {
         let mut state = lock(&self.state);
         let state = &mut *state;
-        let (sync, fired) = match std::mem::replace(&mut state.round, Round::Idle) {
-            Round::Open { sync, fired, .. } => (sync, fired),
+        let (thread, sync, fired) = match std::mem::replace(&mut state.round, Round::Idle) {
+            Round::Open {
+                thread,
+                sync,
+                fired,
+                ..
+            } => (thread, sync, fired),
             other => {
                 state.round = other;
                 return Ok(());
@@ -145,6 +164,8 @@ impl Session {
             self.after_sync(state, &gradients)?;
         }
         state.round = Round::Closed {
+            thread,
+            unserved: fired.iter().flatten().count(),
             gradients,
             served: vec![false; self.occurrences.len()],
         };

@@ -56,6 +56,9 @@ pub(super) enum Round {
     },
     /// Return steps are running.
     Closed {
+        thread: ThreadId,
+        /// Occurrences that are still to be given theirs. Another thread must not begin before there are none.
+        unserved: usize,
         gradients: Reduced,
         /// Which occurrences have been given theirs: a leaf has a return step for each use.
         served: Vec<bool>,
@@ -167,11 +170,18 @@ impl Session {
         if matches!(&state.round, Round::Open { thread, .. } if *thread == current) {
             return None;
         }
-        let anchor = match state.anchor.take() {
-            Some((thread, anchor)) if thread == current => anchor,
-            _ => ladder.anchor(),
+        let ours = state.anchor.iter().find(|(thread, _)| *thread == current);
+        let anchor = match ours.map(|(_, anchor)| anchor.clone()) {
+            Some(anchor) => anchor,
+            None => {
+                // Burn's own lock is taken in here, and backward passes take them in the other order.
+                drop(state);
+                let anchor = ladder.anchor();
+                state = lock(&self.state);
+                state.anchor = Some((current, anchor.clone()));
+                anchor
+            }
         };
-        state.anchor = Some((current, anchor.clone()));
         let tap = Tap {
             session: Arc::downgrade(self),
             occurrence,
@@ -215,13 +225,18 @@ impl Session {
     pub(super) fn interrupted(&self) {
         let mut state = lock(&self.state);
         let state = &mut *state;
+        let current = thread::current().id();
         let sync = match &state.round {
-            Round::Open { thread, sync, .. } if *thread == thread::current().id() => *sync,
+            Round::Open { thread, sync, .. } if *thread == current => *sync,
+            Round::Closed { thread, .. } if *thread == current => {
+                state.round = Round::Idle;
+                return;
+            }
             _ => return,
         };
         state.round = Round::Idle;
         state.anchor = None;
-        state.uses.close();
+        state.uses.abandon();
         state.store.discard_pass();
         let Some(reducer) = self.reducer.as_ref().filter(|_| sync) else {
             return;
@@ -281,6 +296,14 @@ impl Session {
                 return Err(ReducerError::TwoLeaves { rank, path: path() });
             }
             return Ok(*sync);
+        }
+        if let Round::Closed {
+            thread, unserved, ..
+        } = &state.round
+            && *thread != current
+            && *unserved > 0
+        {
+            return Err(ReducerError::Concurrent { rank, path: path() });
         }
         let sync = self.switch.is_on();
         let mut fired = vec![None; self.occurrences.len()];

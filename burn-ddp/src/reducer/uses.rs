@@ -126,6 +126,14 @@ impl UseCounter {
         self.round += 1;
     }
 
+    /// Ends a round that broke off: what has fired says nothing about the next one.
+    pub(crate) fn abandon(&mut self) {
+        self.close();
+        for state in &mut self.slots {
+            state.last = None;
+        }
+    }
+
     /// Every slot in the order of first use in the first round; those not used follow in registration order.
     pub(crate) fn first_use_order(&self) -> Vec<usize> {
         let mut seen = vec![false; self.slots.len()];

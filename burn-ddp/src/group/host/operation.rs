@@ -1,7 +1,18 @@
 //! What every operation of the host group does around its work.
 
 use super::control::Control;
-use crate::group::{OpDescriptor, Result};
+use crate::group::{GroupError, OpDescriptor, Result};
+
+/// A panic inside an earlier operation has left the group in the middle of it, so no other can follow. The job's failure.
+pub(super) fn half_way(control: &dyn Control, ours: &OpDescriptor) -> GroupError {
+    let error = GroupError::Transport {
+        rank: control.name(control.rank()),
+        operation: ours.to_string(),
+        cause: "an earlier operation of this group ended half-way".into(),
+    };
+    control.fail(error.clone());
+    error
+}
 
 /// Runs `body` as operation `ours`: with a record of it, and if it fails the job fails.
 ///

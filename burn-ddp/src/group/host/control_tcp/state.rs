@@ -40,6 +40,8 @@ pub(super) struct State {
     /// On rank 0, after a failure, until the report is out.
     pub(super) collection: Option<Collection>,
     left: BTreeSet<usize>,
+    /// When rank 0 left.
+    alone_since: Option<Instant>,
     /// For the monitor to send: to rank 0, or from rank 0 to all.
     outbox: Vec<Frame>,
     closing: bool,
@@ -101,16 +103,23 @@ impl Shared {
         if !self.troubled.load(Ordering::Acquire) {
             return Ok(());
         }
-        let (failure, left) = {
+        let (failure, left, alone_since) = {
             let state = self.lock();
-            (state.failure.clone(), state.left.clone())
+            (state.failure.clone(), state.left.clone(), state.alone_since)
         };
         let rank = self.member.rank;
         if let Some(failure) = failure {
             return Err(failure.seen_by(rank, &self.hosts, operation));
         }
         // The lock is free here: the closure is the caller's.
-        match missing().into_iter().find(|peer| left.contains(peer)) {
+        // Without rank 0 nobody tells this rank what becomes of the others, and every operation needs rank 0 as well. What
+        // is still on its way from before has had as long as a silent peer gets.
+        let limit = self.member.heartbeat.limit;
+        let alone = alone_since
+            .filter(|since| since.elapsed() > limit)
+            .map(|_| 0);
+        let missing = || missing().into_iter().find(|peer| left.contains(peer));
+        match alone.or_else(missing) {
             None => Ok(()),
             Some(peer) => {
                 // Recorded, so that all later operations fail too.
@@ -155,6 +164,9 @@ impl Shared {
         let mut state = self.lock();
         if !state.left.insert(peer) {
             return;
+        }
+        if peer == 0 {
+            state.alone_since = Some(Instant::now());
         }
         self.troubled.store(true, Ordering::Release);
         if self.member.rank == 0 {

@@ -5,6 +5,9 @@
 //! `m - 1` hops each, `2 (m - 1) / m` of the shard over every link (Patarasuk and Yuan, "Bandwidth optimal all-reduce
 //! algorithms for clusters of workstations", JPDC 2009, section 4).
 //!
+//! 16-bit floats are accumulated in 32 bits on each machine and rounded once a machine on their way; a mean of them is divided
+//! before it travels, so that the sum cannot overflow.
+//!
 //! Every element is reduced along one path and then copied, so all ranks get the same bits; the order of the
 //! ranks in it depends on the element's place, not on time.
 

@@ -146,7 +146,15 @@ impl HierarchicalGroup {
                 previous: take(previous),
             })
         });
-        let chunk = HeapBytes::new(CHUNK).unwrap_or_default();
+        let chunk = HeapBytes::new(CHUNK).ok_or_else(|| {
+            let error = GroupError::Transport {
+                rank: id.rank,
+                operation: format!("reserving {CHUNK} bytes for a group"),
+                cause: "out of memory".into(),
+            };
+            control.fail(error.clone());
+            error
+        })?;
         let member = Member {
             context: context.clone(),
             topology,
@@ -176,9 +184,16 @@ impl HierarchicalGroup {
             return Ok(Ok(None));
         }
         let ranks = topology.here().to_vec();
+        if ranks.len() == 1 {
+            ShmGroup::stand_by(&**control, group)?;
+            return Ok(Ok(None));
+        }
         let local = LocalControl::new(control.clone(), ranks, topology.local);
         let made = ShmGroup::create(Arc::new(local), group, options.clone())?;
-        Ok(made.map(|shm| (topology.here().len() > 1).then_some(shm)))
+        Ok(made.map(Some).map_err(|refused| NoSharedMemory {
+            rank: topology.here()[refused.rank],
+            ..refused
+        }))
     }
 }
 
@@ -188,18 +203,21 @@ fn agree<T>(
     group: u32,
     outcome: Result<T, NoSharedMemory>,
 ) -> Result<Result<T, NoSharedMemory>> {
-    let text = outcome.as_ref().err().map(|refused| refused.cause.clone());
-    let all = control.exchange(
-        AGREEMENT | u64::from(group),
-        text.unwrap_or_default().as_bytes(),
-    )?;
-    let refused = all.iter().position(|text| !text.is_empty());
-    Ok(match refused {
+    let refused = outcome.as_ref().err();
+    let text = refused.map(|refused| format!("{} {}", refused.rank, refused.cause));
+    let text = text.unwrap_or_default();
+    let all = control.exchange(AGREEMENT | u64::from(group), text.as_bytes())?;
+    let read = |text: &Vec<u8>| {
+        let text = String::from_utf8_lossy(text);
+        let (rank, cause) = text.split_once(' ')?;
+        Some(NoSharedMemory {
+            rank: rank.parse().ok()?,
+            cause: cause.to_owned(),
+        })
+    };
+    Ok(match all.iter().find_map(read) {
         None => outcome,
-        Some(rank) => Err(NoSharedMemory {
-            rank,
-            cause: String::from_utf8_lossy(&all[rank]).into_owned(),
-        }),
+        Some(refused) => Err(refused),
     })
 }
 
@@ -215,12 +233,7 @@ impl Member {
         let failure = control.check(&Vec::new, &|| ours.to_string());
         failure.map_err(|error| self.own_view(ours, error))?;
         if state.broken {
-            // Only a panic inside an operation comes here.
-            return Err(GroupError::Transport {
-                rank: self.id.rank,
-                operation: ours.to_string(),
-                cause: "an earlier operation of this group ended half-way".into(),
-            });
+            return Err(operation::half_way(control, &ours));
         }
         state.broken = true;
         state.sequence += 1;

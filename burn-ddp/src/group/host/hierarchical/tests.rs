@@ -13,9 +13,22 @@ fn make(
     world_size: usize,
     timeout: Duration,
 ) -> Vec<Arc<dyn ProcessGroup>> {
+    make_with(machine_of, world_size, timeout, Duration::from_secs(10))
+}
+
+fn make_with(
+    machine_of: impl Fn(usize) -> usize,
+    world_size: usize,
+    timeout: Duration,
+    silence: Duration,
+) -> Vec<Arc<dyn ProcessGroup>> {
     let secret = Secret::random().unwrap();
     let machines: Vec<usize> = (0..world_size).map(machine_of).collect();
-    let controls = star_with(world_size, |member| member.operation_timeout = timeout);
+    let controls = star_with(world_size, |member| {
+        member.operation_timeout = timeout;
+        member.heartbeat.limit = silence;
+        member.heartbeat.interval = silence / 10;
+    });
     thread::scope(|scope| {
         let ranks: Vec<_> = controls
             .into_iter()
@@ -52,4 +65,30 @@ mod uneven {
 /// A machine for each rank.
 mod one_ring {
     crate::group::conformance::suite!(partial view: |n, timeout| super::make(|rank| rank, n, timeout));
+}
+
+/// Rank 1 waits for ranks of its own machine only, and has no connection to rank 0 but the control connection.
+#[test]
+fn a_rank_that_hears_of_nobody_learns_that_rank_0_has_left() {
+    let mut groups = make_with(
+        |rank| rank.min(1),
+        3,
+        Duration::from_secs(60),
+        Duration::from_millis(500),
+    );
+    let two = groups.pop().unwrap();
+    drop(groups.remove(0));
+    // Rank 1, whose neighbour rank 0 is, does not even come.
+    let error = two.monitored_barrier().unwrap_err();
+    assert!(
+        matches!(
+            error,
+            GroupError::PeerLeft {
+                rank: 2,
+                peer: 0,
+                ..
+            }
+        ),
+        "{error}"
+    );
 }

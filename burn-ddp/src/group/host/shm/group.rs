@@ -122,6 +122,14 @@ impl ShmGroup {
         Self::assemble(control, group, options, Arc::new(family), &mut exchange)
     }
 
+    /// For a rank that needs no group: its part in the exchanges of other machines' [`create`](Self::create).
+    pub(in crate::group::host) fn stand_by(control: &dyn Control, group: u32) -> Result<()> {
+        for _ in 0..Segment::EXCHANGES {
+            control.exchange(TAG + u64::from(group), &[])?;
+        }
+        Ok(())
+    }
+
     fn assemble(
         control: Arc<dyn Control>,
         group: u32,
@@ -222,11 +230,7 @@ impl Inner {
         let descriptor = self.id.describe(call, state.sequence);
         self.control.check(&Vec::new, &|| descriptor.to_string())?;
         if state.broken {
-            return Err(GroupError::Transport {
-                rank: self.control.name(self.id.rank),
-                operation: descriptor.to_string(),
-                cause: "an earlier operation of this group ended half-way".into(),
-            });
+            return Err(operation::half_way(&*self.control, &descriptor));
         }
         state.broken = true;
         state.rounds.announce(&descriptor);

@@ -54,6 +54,9 @@ pub(super) struct Segment {
 }
 
 impl Segment {
+    /// How often [`create`](Self::create) exchanges, whatever it comes to.
+    pub(super) const EXCHANGES: usize = 2;
+
     /// Makes a segment of `bytes` zeroed bytes, reserved in full, that all ranks have mapped.
     ///
     /// Collective. If any rank fails, all return the same [`NoSharedMemory`]. The memory lives until the last

@@ -67,7 +67,6 @@ pub(in crate::group::host) fn connect(
     peers: &[usize],
 ) -> Result<Mesh> {
     let rank = context.control.rank();
-    let deadline = Instant::now() + context.control.operation_timeout();
     let failed = |operation: &str| {
         let operation = operation.to_owned();
         move |cause: io::Error| GroupError::Transport {
@@ -86,6 +85,8 @@ pub(in crate::group::host) fn connect(
     )
     .map_err(failed("describing a group"))?;
     let contacts = context.control.exchange(tag, &contact)?;
+    // All ranks are here now.
+    let deadline = Instant::now() + context.control.operation_timeout();
     let contacts: Vec<Contact> = contacts
         .iter()
         .map(|bytes| wire::decode_frame(bytes))

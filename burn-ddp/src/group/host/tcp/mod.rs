@@ -144,12 +144,7 @@ impl Member {
         let ours = self.id.describe(call, state.sequence);
         if state.broken {
             control.check(&Vec::new, &|| ours.to_string())?;
-            // Only a panic inside an operation comes here.
-            return Err(GroupError::Transport {
-                rank: self.id.rank,
-                operation: ours.to_string(),
-                cause: "an earlier operation of this group ended half-way".into(),
-            });
+            return Err(operation::half_way(control, &ours));
         }
         state.broken = true;
         state.sequence += 1;

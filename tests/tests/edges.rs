@@ -320,3 +320,53 @@ fn a_model_that_only_one_rank_cannot_wrap_is_an_error_on_all() {
         );
     }
 }
+
+#[derive(Module, Debug)]
+struct Six {
+    layers: Vec<Linear>,
+}
+
+/// While the return steps of one pass run, another thread begins a pass of a copy: it is refused, and the first loses no gradient.
+#[test]
+fn ddp_28_another_thread_between_two_return_steps() {
+    ranks(1).over("auto").run(
+        "ddp_28_another_thread_between_two_return_steps",
+        |ddp: Ddp| {
+            let layer = |_| LinearConfig::new(8, 4).init(&device());
+            let model = ddp
+                .wrap(Six {
+                    layers: (0..6).map(layer).collect(),
+                })
+                .unwrap();
+            let pass = |input: &dyn Fn() -> Tensor<2>| {
+                let losses = model.layers.iter().map(|l| square(l.forward(input())));
+                let loss = losses.reduce(|a, b| a + b).unwrap();
+                gradients(
+                    &model,
+                    &GradientsParams::from_grads(loss.backward(), &model),
+                )
+            };
+            let undisturbed = pass(&|| rows().require_grad());
+            let refused = Arc::new(AtomicBool::new(false));
+            let (copy, seen) = (model.clone(), refused.clone());
+            // As deep as the return steps, and so somewhere among them.
+            let disturbed = pass(&|| {
+                let (copy, seen) = (copy.clone(), seen.clone());
+                mark(rows().require_grad(), move || {
+                    let copy = copy.clone();
+                    let other = std::thread::spawn(move || {
+                        let loss = square(copy.layers[0].forward(rows()));
+                        let outcome: Result<_, burn_ddp::Error> = try_backward(&loss);
+                        outcome.err().map(|error| error.to_string())
+                    });
+                    if let Some(error) = other.join().unwrap() {
+                        assert!(error.contains("thread"), "{error}");
+                        seen.store(true, Ordering::Relaxed);
+                    }
+                })
+            });
+            assert!(refused.load(Ordering::Relaxed));
+            assert_eq!(disturbed, undisturbed);
+        },
+    );
+}

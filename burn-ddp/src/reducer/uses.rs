@@ -151,6 +151,20 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_round_that_broke_off_teaches_nothing() {
+        let mut c = UseCounter::new(1, true);
+        let three = |c: &mut UseCounter| [c.used(0), c.used(0), c.used(0)];
+        let [.., last] = three(&mut c);
+        assert_eq!(c.fired(last), Fired::Partial);
+        c.abandon();
+        let [a, b, last] = three(&mut c);
+        assert_eq!(
+            [last, b, a].map(|u| c.fired(u)),
+            [Fired::Partial, Fired::Partial, Fired::Complete]
+        );
+    }
+
+    #[test]
     fn one_use_is_complete_when_it_fires() {
         let mut c = UseCounter::new(1, true);
         let u = c.used(0);

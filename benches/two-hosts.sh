@@ -1,0 +1,58 @@
+#!/usr/bin/env bash
+# All-reduce between two hosts, which are network namespaces of this machine joined by a veth pair, and beside it what two
+# plain TCP streams, one each way, carry over the same link. Needs root, iproute2, and iperf3 for the streams.
+#
+#   cargo build --release --workspace --bin all-reduce
+#   benches/two-hosts.sh [RANKS_PER_HOST [RATE]]      RATE as tc takes it, for example 1gbit; unlimited without it
+#
+# Compare numbers of one run only: the two alternate, ROUNDS times (3).
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+per_host=${1:-1} rate=${2:-} rounds=${ROUNDS:-3}
+program=${ALL_REDUCE:-target/release/all-reduce}
+a=burn-ddp-a-$$ b=burn-ddp-b-$$
+
+down() {
+    wait
+    ip netns del "$a"
+    ip netns del "$b"
+}
+trap down EXIT
+
+ip netns add "$a"
+ip netns add "$b"
+ip link add eth0 netns "$a" type veth peer name eth0 netns "$b"
+ip -n "$a" addr add 10.99.0.1/24 dev eth0
+ip -n "$b" addr add 10.99.0.2/24 dev eth0
+for host in "$a" "$b"; do
+    ip -n "$host" link set eth0 up
+    ip -n "$host" link set lo up
+    [ -z "$rate" ] || ip netns exec "$host" tc qdisc add dev eth0 root tbf rate "$rate" burst 256k latency 100ms
+done
+
+all_reduce() {
+    export WORLD_SIZE=$((2 * per_host)) MASTER_ADDR=10.99.0.1 MASTER_PORT=29500
+    BURN_DDP_SECRET=$(od -An -tx1 -N32 /dev/urandom | tr -d ' \n')
+    export BURN_DDP_SECRET
+    for rank in $(seq $((WORLD_SIZE - 1)) -1 1); do
+        host=$a
+        [ "$rank" -lt "$per_host" ] || host=$b
+        RANK=$rank ip netns exec "$host" "$program" --bytes 4096,26214400 --json >/dev/null 2>&1 &
+    done
+    RANK=0 ip netns exec "$a" "$program" --bytes 4096,26214400 --json 2>/dev/null
+    wait
+}
+
+streams() {
+    command -v iperf3 >/dev/null || return 0
+    ip netns exec "$a" iperf3 --server --one-off >/dev/null &
+    sleep 0.5
+    ip netns exec "$b" iperf3 --client 10.99.0.1 --time 2 --bidir | grep receiver
+    wait
+}
+
+for _ in $(seq "$rounds"); do
+    all_reduce
+    streams
+done

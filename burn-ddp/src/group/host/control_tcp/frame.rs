@@ -79,6 +79,17 @@ impl Failure {
         !matches!(self, Failure::Other { error, .. } if aborted(error))
     }
 
+    /// Whether some rank has waited in vain.
+    pub(super) fn is_timeout(&self) -> bool {
+        matches!(
+            self,
+            Failure::Other {
+                error: GroupError::Timeout { .. },
+                ..
+            }
+        )
+    }
+
     /// This rank's view of it, while it is in `operation`. The operation's error learns the time that it took from whoever ran it.
     pub(super) fn seen_by(
         &self,

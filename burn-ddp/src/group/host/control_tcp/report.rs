@@ -15,17 +15,20 @@ use std::time::{Duration, Instant};
 pub(super) struct Collection {
     since: Instant,
     cause: GroupError,
+    /// A time-out, of whatever rank.
+    hang: bool,
     tails: Vec<Option<Tail>>,
 }
 
 impl Collection {
     /// With rank 0's own tail.
-    pub(super) fn new(world_size: usize, cause: GroupError, own: Tail) -> Self {
+    pub(super) fn new(world_size: usize, cause: GroupError, hang: bool, own: Tail) -> Self {
         let mut tails = vec![None; world_size];
         tails[0] = Some(own);
         Self {
             since: Instant::now(),
             cause,
+            hang,
             tails,
         }
     }
@@ -55,8 +58,7 @@ impl Collection {
             tails: &self.tails,
         };
         tracing::error!("{report}");
-        let timeout = matches!(self.cause, GroupError::Timeout { .. });
-        if timeout && !tracing::dispatcher::has_been_set() {
+        if self.hang && !tracing::dispatcher::has_been_set() {
             eprintln!("burn-ddp: {report}");
         }
     }

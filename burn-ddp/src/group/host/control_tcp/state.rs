@@ -144,7 +144,9 @@ impl Shared {
             let tail = self.recorder.tail();
             if self.member.rank == 0 {
                 let cause = failure.seen_by(0, &self.hosts, &String::new);
-                state.collection = Some(Collection::new(self.member.world_size, cause, tail));
+                let ranks = self.member.world_size;
+                let hang = failure.is_timeout();
+                state.collection = Some(Collection::new(ranks, cause, hang, tail));
             } else {
                 state.outbox.push(Frame::Tail(tail));
             }

@@ -31,6 +31,37 @@ pub(crate) enum Payload<'a> {
     Barrier,
 }
 
+/// The collectives of one operation under way, for groups that differ in nothing else between them.
+pub(crate) trait Collectives {
+    fn all_reduce(&mut self, data: &mut [u8], dtype: DType, op: ReduceOp) -> Result<()>;
+    fn broadcast(&mut self, data: &mut [u8], root: usize) -> Result<()>;
+    fn all_gather(&mut self, send: &[u8], recv: &mut [u8]) -> Result<()>;
+    fn reduce_scatter(
+        &mut self,
+        send: &[u8],
+        recv: &mut [u8],
+        dtype: DType,
+        op: ReduceOp,
+    ) -> Result<()>;
+    fn barrier(&mut self) -> Result<()>;
+
+    /// Does what `payload` asks for.
+    fn perform(&mut self, payload: Payload<'_>) -> Result<()> {
+        match payload {
+            Payload::AllReduce { data, dtype, op } => self.all_reduce(data, dtype, op),
+            Payload::Broadcast { data, root } => self.broadcast(data, root),
+            Payload::AllGather { send, recv } => self.all_gather(send, recv),
+            Payload::ReduceScatter {
+                send,
+                recv,
+                dtype,
+                op,
+            } => self.reduce_scatter(send, recv, dtype, op),
+            Payload::Barrier => self.barrier(),
+        }
+    }
+}
+
 /// How one kind of group does its collectives. [`ProcessGroup`] follows from it.
 pub(crate) trait Engine: Send + Sync + Debug {
     fn identity(&self) -> &Identity;

@@ -51,18 +51,22 @@ pub(crate) struct HeapBuffer {
 impl HeapBuffer {
     /// Buffer number `number` of `group`. An error fails the job: the peers have agreed on the buffer and would wait
     /// for this rank in its first operation.
-    pub(crate) fn new(group: Arc<dyn Engine>, number: u32, bytes: usize) -> Result<Self> {
+    pub(crate) fn reserve<E: Engine + Clone + 'static>(
+        group: &E,
+        number: u32,
+        bytes: usize,
+    ) -> Result<Box<dyn GroupBuffer>> {
         let memory = HeapBytes::new(bytes).ok_or_else(|| GroupError::Transport {
             rank: group.identity().rank,
             operation: format!("reserving a buffer of {bytes} bytes"),
             cause: "out of memory".into(),
         });
         let memory = memory.inspect_err(|error| group.fail(error.clone()))?;
-        Ok(Self {
-            group,
+        Ok(Box::new(Self {
+            group: Arc::new(group.clone()),
             number,
             memory,
-        })
+        }))
     }
 }
 

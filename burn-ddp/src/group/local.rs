@@ -75,11 +75,7 @@ impl Engine for LocalGroup {
     fn make_buffer(&self, bytes: usize) -> Result<Box<dyn GroupBuffer>> {
         self.check()?;
         let number = self.0.buffers.fetch_add(1, Ordering::Relaxed) + 1;
-        Ok(Box::new(HeapBuffer::new(
-            Arc::new(self.clone()),
-            number,
-            bytes,
-        )?))
+        HeapBuffer::reserve(self, number, bytes)
     }
 
     fn make_group(&self) -> Result<Arc<dyn ProcessGroup>> {

@@ -330,11 +330,7 @@ impl Engine for ThreadGroup {
         member.meet(&mut counters, Call::buffer(number, bytes), &[])?;
         counters.buffers = number;
         drop(counters);
-        Ok(Box::new(HeapBuffer::new(
-            Arc::new(self.clone()),
-            number,
-            bytes,
-        )?))
+        HeapBuffer::reserve(self, number, bytes)
     }
 
     fn make_group(&self) -> Result<Arc<dyn ProcessGroup>> {

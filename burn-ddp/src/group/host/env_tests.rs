@@ -42,6 +42,19 @@ fn without(name: &str) -> Vec<(&'static str, &'static str)> {
         .collect()
 }
 
+/// Each environment is refused with a text that contains the expected one.
+fn assert_refused<'a>(cases: impl IntoIterator<Item = (Vec<(&'a str, &'a str)>, &'a str)>) {
+    for (environment, expected) in cases {
+        let error = parse(Overrides::default(), &environment)
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains(expected),
+            "{error:?} should say {expected:?}"
+        );
+    }
+}
+
 #[test]
 fn ddp_26_a_whole_family() {
     let settings = parse(Overrides::default(), &WHOLE).unwrap().unwrap();
@@ -153,15 +166,7 @@ fn ddp_26_wrong_environments_name_variable_and_value() {
             "BURN_DDP_SECRET: a secret of 15 bytes is too short",
         ),
     ];
-    for (environment, expected) in cases {
-        let error = parse(Overrides::default(), &environment)
-            .unwrap_err()
-            .to_string();
-        assert!(
-            error.contains(expected),
-            "{error:?} should say {expected:?}"
-        );
-    }
+    assert_refused(cases);
 }
 
 #[test]
@@ -503,13 +508,5 @@ fn ddp_26_half_a_family_is_an_error() {
             "PMI_RANK is 3, but PMI_SIZE is 3",
         ),
     ];
-    for (environment, expected) in cases {
-        let error = parse(Overrides::default(), &environment)
-            .unwrap_err()
-            .to_string();
-        assert!(
-            error.contains(expected),
-            "{error:?} should say {expected:?}"
-        );
-    }
+    assert_refused(cases);
 }

@@ -39,6 +39,7 @@ mod auth;
 mod backend;
 pub(crate) mod control;
 mod control_tcp;
+mod data_connection;
 mod deadline;
 mod env;
 mod family;

@@ -341,11 +341,7 @@ impl Engine for MpiGroup {
             .run(&mut state, Call::buffer(number, bytes), Payload::Barrier)?;
         state.buffers = number;
         drop(state);
-        Ok(Box::new(HeapBuffer::new(
-            Arc::new(self.clone()),
-            number,
-            bytes,
-        )?))
+        HeapBuffer::reserve(self, number, bytes)
     }
 
     fn make_group(&self) -> Result<Arc<dyn ProcessGroup>> {

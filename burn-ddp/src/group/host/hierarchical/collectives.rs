@@ -20,7 +20,10 @@ use super::{
     topology::Topology,
 };
 use crate::group::{
-    DType, GroupError, ReduceOp, Result, engine::Payload, heap::HeapBytes, reduce::reduce_scaled,
+    DType, GroupError, ReduceOp, Result,
+    engine::{Collectives, Payload},
+    heap::HeapBytes,
+    reduce::reduce_scaled,
 };
 use std::{iter::once, ops::Range};
 
@@ -35,29 +38,7 @@ pub(super) struct Collective<'a, 'b> {
     pub(super) scratch: &'a mut HeapBytes,
 }
 
-impl Collective<'_, '_> {
-    pub(super) fn run(&mut self, payload: Payload<'_>) -> Result<()> {
-        // A machine whose ranks differ among themselves does not get as far as the others.
-        if let Some(local) = &mut self.local {
-            local.advance()?;
-        }
-        if let Some(ring) = &mut self.ring {
-            ring.meet()?;
-        }
-        match payload {
-            Payload::AllReduce { data, dtype, op } => self.all_reduce(data, dtype, op),
-            Payload::Broadcast { data, root } => self.broadcast(data, root),
-            Payload::AllGather { send, recv } => self.all_gather(send, recv),
-            Payload::ReduceScatter {
-                send,
-                recv,
-                dtype,
-                op,
-            } => self.reduce_scatter(send, recv, dtype, op),
-            Payload::Barrier => self.barrier(),
-        }
-    }
-
+impl Collectives for Collective<'_, '_> {
     fn all_reduce(&mut self, data: &mut [u8], dtype: DType, op: ReduceOp) -> Result<()> {
         let shards = self.shards(once(0..data.len()));
         self.reduce_here(data, &shards, dtype, op)?;
@@ -158,6 +139,19 @@ impl Collective<'_, '_> {
             Some(local) => local.advance(),
             None => Ok(()),
         }
+    }
+}
+
+impl Collective<'_, '_> {
+    pub(super) fn run(&mut self, payload: Payload<'_>) -> Result<()> {
+        // A machine whose ranks differ among themselves does not get as far as the others.
+        if let Some(local) = &mut self.local {
+            local.advance()?;
+        }
+        if let Some(ring) = &mut self.ring {
+            ring.meet()?;
+        }
+        self.perform(payload)
     }
 
     /// What each ring carries of `ranges`.

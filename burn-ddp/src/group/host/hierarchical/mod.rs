@@ -274,8 +274,7 @@ impl Member {
                 .run(payload)
             }),
         };
-        let done = done.map_err(|error| self.own_view(ours, error));
-        done.inspect_err(|error| control.fail(error.clone()))?;
+        done.map_err(|error| self.own_view(ours, error))?;
         state.broken = false;
         Ok(())
     }
@@ -331,25 +330,13 @@ impl Engine for HierarchicalGroup {
         member.run(&mut state, Call::buffer(number, bytes), Payload::Barrier)?;
         state.buffers = number;
         drop(state);
-        Ok(Box::new(HeapBuffer::new(
-            Arc::new(self.clone()),
-            number,
-            bytes,
-        )?))
+        HeapBuffer::reserve(self, number, bytes)
     }
 
     fn make_group(&self) -> Result<Arc<dyn ProcessGroup>> {
         match self.child()?.1 {
             Ok(child) => Ok(Arc::new(child)),
-            Err(refused) => {
-                let error = GroupError::Transport {
-                    rank: self.0.id.rank,
-                    operation: "new_group".into(),
-                    cause: refused.to_string(),
-                };
-                self.fail(error.clone());
-                Err(error)
-            }
+            Err(refused) => Err(refused.of_new_group(&*self.0.context.control)),
         }
     }
 

@@ -5,7 +5,13 @@
 //! arrived and has been added*. There are no steps in which all wait for the slowest: receiving, adding and sending
 //! overlap by themselves, and the kernel's socket buffers keep the links busy while a rank adds.
 
-use super::super::{control::Control, deadline::Deadline, poll, spans::Spans};
+use super::super::{
+    control::Control,
+    data_connection::{self, GRACE, SLICE},
+    deadline::Deadline,
+    poll,
+    spans::Spans,
+};
 use crate::group::{
     DType, GroupError, OpDescriptor, ReduceOp, Result,
     ops::{self, DESCRIPTOR_WORDS},
@@ -13,15 +19,10 @@ use crate::group::{
 };
 use rustix::event::{PollFd, PollFlags};
 use std::{
-    io::{self, ErrorKind, Read, Write},
+    io::{self, Read, Write},
     net::TcpStream,
-    time::{Duration, Instant},
+    time::Instant,
 };
-
-/// Between two looks at the control plane.
-const SLICE: Duration = Duration::from_millis(50);
-/// A closed data connection is only the trace of something; the control plane gets this long to say what it was.
-const GRACE: Duration = Duration::from_secs(2);
 
 /// The connections of one rank on its ring; one connection where both neighbours are the same rank.
 #[derive(Debug)]
@@ -116,23 +117,19 @@ impl Ring<'_> {
             for (word, bytes) in words.iter_mut().zip(all[place(k)].as_chunks().0) {
                 *word = u64::from_le_bytes(*bytes);
             }
-            let rank = self.control.rank();
             match ops::decode(&words) {
                 Some(theirs) if theirs == self.ours => {}
                 Some(theirs) => {
                     return Err(GroupError::Mismatch {
-                        rank,
+                        rank: self.control.rank(),
                         peer,
                         ours: Box::new(self.ours),
                         theirs: Box::new(theirs),
                     });
                 }
                 None => {
-                    return Err(GroupError::Transport {
-                        rank,
-                        operation: self.ours.to_string(),
-                        cause: format!("rank {peer} sent a malformed header"),
-                    });
+                    let cause = format!("rank {peer} sent a malformed header");
+                    return Err(data_connection::failed(self.control, &self.ours, cause));
                 }
             }
         }
@@ -254,15 +251,11 @@ impl<'a> Flow<'a> {
 
     /// Bytes that a system call moved; notes the end of a connection.
     fn moved(&mut self, peer: usize, result: io::Result<usize>) -> usize {
-        match result {
-            Ok(bytes) if bytes > 0 => return bytes,
-            Err(error)
-                if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
-            _ => {
-                self.closed.get_or_insert((peer, Instant::now()));
-            }
+        let moved = data_connection::moved(result);
+        if moved.is_none() {
+            self.closed.get_or_insert((peer, Instant::now()));
         }
-        0
+        moved.unwrap_or(0)
     }
 
     /// Receives what is there, a chunk at most, so that what becomes ready leaves soon; whether anything moved.
@@ -308,18 +301,10 @@ impl<'a> Flow<'a> {
     fn pause(&mut self) -> Result<()> {
         let missing = || self.closed.map(|(peer, _)| peer).into_iter().collect();
         self.control.check(&missing, &|| self.ours.to_string())?;
-        let rank = self.control.rank();
         let (sending, receiving) = (self.sent < self.ready(), !self.all_received());
         match self.closed {
             Some((peer, since)) if since.elapsed() > GRACE => {
-                return Err(GroupError::PeerLost {
-                    rank,
-                    peer,
-                    host: self.control.host(peer),
-                    cause: "its data connection closed".into(),
-                    operation: self.ours.to_string(),
-                    elapsed: Duration::ZERO,
-                });
+                return Err(data_connection::lost(self.control, &self.ours, peer));
             }
             Some(_) => {
                 std::thread::sleep(SLICE);
@@ -342,10 +327,7 @@ impl<'a> Flow<'a> {
         if receiving {
             fds.push(PollFd::new(self.previous.1, PollFlags::IN));
         }
-        poll::wait(&mut fds, SLICE).map_err(|error| GroupError::Transport {
-            rank,
-            operation: self.ours.to_string(),
-            cause: error.to_string(),
-        })
+        poll::wait(&mut fds, SLICE)
+            .map_err(|error| data_connection::failed(self.control, &self.ours, error.to_string()))
     }
 }

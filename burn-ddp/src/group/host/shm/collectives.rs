@@ -8,7 +8,7 @@ use super::{
     wait::Patience,
 };
 use crate::group::{
-    DType, OpDescriptor, ReduceOp, Result, engine::Payload, ops::Identity, reduce::reduce_into,
+    DType, OpDescriptor, ReduceOp, Result, engine::Collectives, ops::Identity, reduce::reduce_into,
 };
 use std::ops::Range;
 
@@ -48,41 +48,7 @@ pub(super) fn pieces(size: usize, bytes: usize) -> usize {
     bytes.div_ceil(size).max(1)
 }
 
-impl Operation<'_> {
-    pub(super) fn run(&mut self, payload: Payload<'_>) -> Result<()> {
-        match payload {
-            Payload::AllReduce { data, dtype, op } => self.all_reduce(data, dtype, op),
-            Payload::Broadcast { data, root } => self.broadcast(data, root),
-            Payload::AllGather { send, recv } => self.all_gather(send, recv),
-            Payload::ReduceScatter {
-                send,
-                recv,
-                dtype,
-                op,
-            } => self.reduce_scatter(send, recv, dtype, op),
-            Payload::Barrier => self.advance(),
-        }
-    }
-
-    /// Ends a round. The first one compares the descriptors, before any payload is used.
-    pub(in crate::group::host) fn advance(&mut self) -> Result<()> {
-        self.rounds.advance(&self.patience)?;
-        if !std::mem::replace(&mut self.compared, true) {
-            let name = |rank| self.patience.name(rank);
-            let all: Option<Vec<_>> = self.rounds.descriptors().collect();
-            let Some(all) = all else {
-                let peer = self
-                    .rounds
-                    .descriptors()
-                    .position(|d| d.is_none())
-                    .unwrap_or_default();
-                return Err(corrupt(name(self.id.rank), name(peer), &self.descriptor));
-            };
-            self.id.compare(&self.descriptor, all.into_iter(), name)?;
-        }
-        Ok(())
-    }
-
+impl Collectives for Operation<'_> {
     fn all_reduce(&mut self, data: &mut [u8], dtype: DType, op: ReduceOp) -> Result<()> {
         if data.len() <= self.one_shot {
             return self.all_reduce_small(data, dtype, op);
@@ -125,20 +91,7 @@ impl Operation<'_> {
         Ok(())
     }
 
-    /// One round: every rank reduces everything, in the same order and hence to the same bits.
-    fn all_reduce_small(&mut self, data: &mut [u8], dtype: DType, op: ReduceOp) -> Result<()> {
-        let len = data.len();
-        self.rounds.split().1[..len].copy_from_slice(data);
-        self.advance()?;
-        let peers = self.rounds.peers();
-        let inputs: Vec<&[u8]> = (0..self.id.world_size)
-            .map(|rank| &peers.area(rank)[..len])
-            .collect();
-        reduce_into(data, &inputs, dtype, op);
-        Ok(())
-    }
-
-    pub(in crate::group::host) fn broadcast(&mut self, data: &mut [u8], root: usize) -> Result<()> {
+    fn broadcast(&mut self, data: &mut [u8], root: usize) -> Result<()> {
         let size = self.rounds.payload();
         for k in 0..pieces(size, data.len()) {
             let range = piece(k, size, data.len());
@@ -197,6 +150,44 @@ impl Operation<'_> {
             let inputs: Vec<&[u8]> = (0..ranks).map(input).collect();
             reduce_into(&mut recv[range.clone()], &inputs, dtype, op);
         }
+        Ok(())
+    }
+
+    fn barrier(&mut self) -> Result<()> {
+        self.advance()
+    }
+}
+
+impl Operation<'_> {
+    /// Ends a round. The first one compares the descriptors, before any payload is used.
+    pub(in crate::group::host) fn advance(&mut self) -> Result<()> {
+        self.rounds.advance(&self.patience)?;
+        if !std::mem::replace(&mut self.compared, true) {
+            let name = |rank| self.patience.name(rank);
+            let all: Option<Vec<_>> = self.rounds.descriptors().collect();
+            let Some(all) = all else {
+                let peer = self
+                    .rounds
+                    .descriptors()
+                    .position(|d| d.is_none())
+                    .unwrap_or_default();
+                return Err(corrupt(name(self.id.rank), name(peer), &self.descriptor));
+            };
+            self.id.compare(&self.descriptor, all.into_iter(), name)?;
+        }
+        Ok(())
+    }
+
+    /// One round: every rank reduces everything, in the same order and hence to the same bits.
+    fn all_reduce_small(&mut self, data: &mut [u8], dtype: DType, op: ReduceOp) -> Result<()> {
+        let len = data.len();
+        self.rounds.split().1[..len].copy_from_slice(data);
+        self.advance()?;
+        let peers = self.rounds.peers();
+        let inputs: Vec<&[u8]> = (0..self.id.world_size)
+            .map(|rank| &peers.area(rank)[..len])
+            .collect();
+        reduce_into(data, &inputs, dtype, op);
         Ok(())
     }
 

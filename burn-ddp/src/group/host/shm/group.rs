@@ -9,7 +9,7 @@ use super::{
 };
 use crate::group::{
     GroupBuffer, GroupError, ProcessGroup, Result,
-    engine::{Engine, Payload},
+    engine::{Collectives, Engine, Payload},
     heap::HeapBuffer,
     host::{control::Control, operation},
     ops::{Call, Identity},
@@ -285,7 +285,8 @@ impl Engine for ShmGroup {
     }
 
     fn run(&self, call: Call, payload: Payload<'_>) -> Result<()> {
-        self.0.collective(call, |operation| operation.run(payload))
+        self.0
+            .collective(call, |operation| operation.perform(payload))
     }
 
     fn make_buffer(&self, bytes: usize) -> Result<Box<dyn GroupBuffer>> {
@@ -307,22 +308,13 @@ impl Engine for ShmGroup {
             Some(Err(refused)) => inner.warn_once(bytes, &refused),
             None => {}
         }
-        let buffer = HeapBuffer::new(Arc::new(self.clone()), number, bytes)?;
-        Ok(Box::new(buffer))
+        HeapBuffer::reserve(self, number, bytes)
     }
 
     fn make_group(&self) -> Result<Arc<dyn ProcessGroup>> {
         match self.child()? {
             (_, Ok(child)) => Ok(Arc::new(child)),
-            (_, Err(refused)) => {
-                let error = GroupError::Transport {
-                    rank: self.0.id.rank,
-                    operation: "new_group".into(),
-                    cause: refused.to_string(),
-                };
-                self.0.control.fail(error.clone());
-                Err(error)
-            }
+            (_, Err(refused)) => Err(refused.of_new_group(&*self.0.control)),
         }
     }
 

@@ -1,7 +1,7 @@
 //! A file of shared memory that all ranks of a group have mapped, or none of them.
 
 use super::sync::Line;
-use crate::group::Result;
+use crate::group::{GroupError, Result, host::control::Control};
 use memmap2::{MmapOptions, MmapRaw};
 use rustix::fs::{self, FallocateFlags, Mode, OFlags};
 use std::{
@@ -32,6 +32,19 @@ pub(crate) struct NoSharedMemory {
     pub(crate) rank: usize,
     /// What it tried and what the system said.
     pub(crate) cause: String,
+}
+
+impl NoSharedMemory {
+    /// The failure of a job whose new group has no other way.
+    pub(in crate::group::host) fn of_new_group(&self, control: &dyn Control) -> GroupError {
+        let error = GroupError::Transport {
+            rank: control.rank(),
+            operation: "new_group".into(),
+            cause: self.to_string(),
+        };
+        control.fail(error.clone());
+        error
+    }
 }
 
 impl fmt::Display for NoSharedMemory {

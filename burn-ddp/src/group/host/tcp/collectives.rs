@@ -10,7 +10,7 @@
 
 use super::exchange::{Exchange, Transfer};
 use crate::group::{
-    DType, GroupError, ReduceOp, Result, engine::Payload, heap::HeapBytes, reduce::reduce_into,
+    DType, GroupError, ReduceOp, Result, engine::Collectives, heap::HeapBytes, reduce::reduce_into,
 };
 use std::ops::Range;
 
@@ -60,45 +60,32 @@ pub(super) struct Collective<'a> {
     pub(super) scratch: &'a mut Scratch,
 }
 
-impl Collective<'_> {
-    pub(super) fn run(&mut self, payload: Payload<'_>) -> Result<()> {
-        match payload {
-            Payload::AllReduce { data, dtype, op } => self.all_reduce(data, dtype, op),
-            Payload::Broadcast { data, root } => self.broadcast(data, root),
-            Payload::AllGather { send, recv } => self.all_gather(send, recv),
-            Payload::ReduceScatter {
-                send,
-                recv,
-                dtype,
-                op,
-            } => self.reduce_scatter(send, recv, dtype, op),
-            Payload::Barrier => self.meet(),
+impl Collectives for Collective<'_> {
+    fn all_reduce(&mut self, data: &mut [u8], dtype: DType, op: ReduceOp) -> Result<()> {
+        if data.len() <= self.tuning.small {
+            let mut inputs = self.scratch.blocks(self.rank, self.ranks, data.len())?;
+            inputs[self.rank].copy_from_slice(data);
+            let ours = &*data;
+            Self::trade(
+                &mut self.exchange,
+                self.rank,
+                |_| ours,
+                inputs.iter_mut().map(|input| &mut **input),
+            )?;
+            reduce(data, &inputs, dtype, op);
+            return Ok(());
         }
-    }
-
-    /// A step with at most one piece each way: what `send` gives for a peer against its block of `recv`.
-    fn trade<'b>(
-        exchange: &mut Exchange<'_>,
-        rank: usize,
-        send: impl Fn(usize) -> &'b [u8],
-        recv: impl Iterator<Item = &'b mut [u8]>,
-    ) -> Result<()> {
-        let transfers = recv.enumerate().filter(|(peer, _)| *peer != rank);
-        exchange.step(
-            transfers
-                .map(|(peer, recv)| Transfer {
-                    peer,
-                    send: [send(peer), &[]],
-                    recv: [recv, &mut []],
-                })
-                .collect(),
-        )
-    }
-
-    /// Compares descriptors and nothing else.
-    fn meet(&mut self) -> Result<()> {
-        let nothing = (0..self.ranks).map(|_| &mut [][..]);
-        Self::trade(&mut self.exchange, self.rank, |_| &[], nothing)
+        let mut segments = data.chunks_mut(self.piece(dtype) * self.ranks);
+        // The segment whose own slice is reduced and whose other slices are on their way.
+        let mut before: Option<&mut [u8]> = None;
+        loop {
+            let mut now = segments.next();
+            if before.is_none() && now.is_none() {
+                return Ok(());
+            }
+            self.pipelined_step(before.take(), now.as_deref_mut(), dtype, op)?;
+            before = now;
+        }
     }
 
     fn broadcast(&mut self, data: &mut [u8], root: usize) -> Result<()> {
@@ -148,36 +135,40 @@ impl Collective<'_> {
         Ok(())
     }
 
+    fn barrier(&mut self) -> Result<()> {
+        self.meet()
+    }
+}
+
+impl Collective<'_> {
+    /// A step with at most one piece each way: what `send` gives for a peer against its block of `recv`.
+    fn trade<'b>(
+        exchange: &mut Exchange<'_>,
+        rank: usize,
+        send: impl Fn(usize) -> &'b [u8],
+        recv: impl Iterator<Item = &'b mut [u8]>,
+    ) -> Result<()> {
+        let transfers = recv.enumerate().filter(|(peer, _)| *peer != rank);
+        exchange.step(
+            transfers
+                .map(|(peer, recv)| Transfer {
+                    peer,
+                    send: [send(peer), &[]],
+                    recv: [recv, &mut []],
+                })
+                .collect(),
+        )
+    }
+
+    /// Compares descriptors and nothing else.
+    fn meet(&mut self) -> Result<()> {
+        let nothing = (0..self.ranks).map(|_| &mut [][..]);
+        Self::trade(&mut self.exchange, self.rank, |_| &[], nothing)
+    }
+
     /// One rank's share of a segment, at least one element.
     fn piece(&self, dtype: DType) -> usize {
         (self.tuning.segment / self.ranks / dtype.size()).max(1) * dtype.size()
-    }
-
-    fn all_reduce(&mut self, data: &mut [u8], dtype: DType, op: ReduceOp) -> Result<()> {
-        if data.len() <= self.tuning.small {
-            let mut inputs = self.scratch.blocks(self.rank, self.ranks, data.len())?;
-            inputs[self.rank].copy_from_slice(data);
-            let ours = &*data;
-            Self::trade(
-                &mut self.exchange,
-                self.rank,
-                |_| ours,
-                inputs.iter_mut().map(|input| &mut **input),
-            )?;
-            reduce(data, &inputs, dtype, op);
-            return Ok(());
-        }
-        let mut segments = data.chunks_mut(self.piece(dtype) * self.ranks);
-        // The segment whose own slice is reduced and whose other slices are on their way.
-        let mut before: Option<&mut [u8]> = None;
-        loop {
-            let mut now = segments.next();
-            if before.is_none() && now.is_none() {
-                return Ok(());
-            }
-            self.pipelined_step(before.take(), now.as_deref_mut(), dtype, op)?;
-            before = now;
-        }
     }
 
     /// Gathers the results of segment `before` and scatters segment `now`, then reduces the own slice of `now`.

@@ -4,22 +4,22 @@
 //! deadlock. Each message begins with the sender's descriptor; it is compared with ours before the step counts as
 //! done, and a difference stops the job on all ranks.
 
-use super::super::{control::Control, deadline::Deadline, poll};
+use super::super::{
+    control::Control,
+    data_connection::{self, GRACE, SLICE},
+    deadline::Deadline,
+    poll,
+};
 use crate::group::{
     GroupError, OpDescriptor, Result,
     ops::{self, Call, DESCRIPTOR_WORDS},
 };
 use rustix::event::{PollFd, PollFlags};
 use std::{
-    io::{self, ErrorKind, IoSlice, IoSliceMut, Read, Write},
+    io::{self, IoSlice, IoSliceMut, Read, Write},
     net::TcpStream,
-    time::{Duration, Instant},
+    time::Instant,
 };
-
-/// Between two looks at the control plane.
-const SLICE: Duration = Duration::from_millis(50);
-/// A closed data connection is only the trace of something; the control plane gets this long to say what it was.
-const GRACE: Duration = Duration::from_secs(2);
 
 /// The descriptor and the number of the step.
 const HEADER: usize = (DESCRIPTOR_WORDS + 1) * size_of::<u64>();
@@ -100,7 +100,7 @@ impl<'a> Exchange<'a> {
             }
             self.check(&mut all)?;
             self.judge(&all, &mut closed_since)?;
-            wait(&all).map_err(|error| self.transport(error))?;
+            wait(&all).map_err(|error| self.failed(error.to_string()))?;
         }
     }
 
@@ -140,10 +140,7 @@ impl<'a> Exchange<'a> {
                 ours: Box::new(self.ours),
                 theirs: Box::new(theirs),
             }),
-            _ => Err(self.transport(io::Error::new(
-                ErrorKind::InvalidData,
-                format!("rank {peer} sent a malformed header"),
-            ))),
+            _ => Err(self.failed(format!("rank {peer} sent a malformed header"))),
         }
     }
 
@@ -174,14 +171,7 @@ impl<'a> Exchange<'a> {
             let now = Instant::now();
             if now.duration_since(*closed_since.get_or_insert(now)) > GRACE {
                 let peer = progress.transfer.peer;
-                return Err(GroupError::PeerLost {
-                    rank: self.rank(),
-                    peer,
-                    host: self.control.host(peer),
-                    cause: "its data connection closed".into(),
-                    operation: self.ours.to_string(),
-                    elapsed: Duration::ZERO,
-                });
+                return Err(data_connection::lost(self.control, &self.ours, peer));
             }
             return Ok(());
         }
@@ -200,12 +190,8 @@ impl<'a> Exchange<'a> {
         self.deadline.check(&|| self.ours.to_string(), &missing)
     }
 
-    fn transport(&self, error: io::Error) -> GroupError {
-        GroupError::Transport {
-            rank: self.rank(),
-            operation: self.ours.to_string(),
-            cause: error.to_string(),
-        }
+    fn failed(&self, cause: String) -> GroupError {
+        data_connection::failed(self.control, &self.ours, cause)
     }
 }
 
@@ -285,14 +271,9 @@ impl<'a> Progress<'a> {
     }
 
     fn moved(&mut self, result: io::Result<usize>) -> usize {
-        match result {
-            Ok(0) => self.closed = true,
-            Ok(n) => return n,
-            Err(error)
-                if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
-            Err(_) => self.closed = true,
-        }
-        0
+        let moved = data_connection::moved(result);
+        self.closed |= moved.is_none();
+        moved.unwrap_or(0)
     }
 }
 

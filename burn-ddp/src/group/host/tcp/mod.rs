@@ -10,7 +10,7 @@ pub(super) mod mesh;
 use super::{control::Control, operation, secret::Secret};
 use crate::group::{
     GroupBuffer, GroupError, ProcessGroup, Result,
-    engine::{Engine, Payload},
+    engine::{Collectives, Engine, Payload},
     heap::HeapBuffer,
     ops::{Call, Identity},
 };
@@ -155,7 +155,7 @@ impl Member {
             tuning: self.context.tuning,
             scratch: &mut state.scratch,
         };
-        operation::run(control, &ours, || collective.run(payload))?;
+        operation::run(control, &ours, || collective.perform(payload))?;
         state.broken = false;
         Ok(())
     }
@@ -181,11 +181,7 @@ impl Engine for TcpGroup {
         member.run_in(&mut state, Call::buffer(number, bytes), Payload::Barrier)?;
         state.buffers = number;
         drop(state);
-        Ok(Box::new(HeapBuffer::new(
-            Arc::new(self.clone()),
-            number,
-            bytes,
-        )?))
+        HeapBuffer::reserve(self, number, bytes)
     }
 
     fn make_group(&self) -> Result<Arc<dyn ProcessGroup>> {

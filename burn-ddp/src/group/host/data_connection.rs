@@ -1,0 +1,46 @@
+//! What the transports over TCP have in common: non-blocking streams, watched beside the control plane.
+
+use super::control::Control;
+use crate::group::{GroupError, OpDescriptor};
+use std::{
+    io::{self, ErrorKind},
+    time::Duration,
+};
+
+/// Between two looks at the control plane.
+pub(super) const SLICE: Duration = Duration::from_millis(50);
+/// A closed data connection is only the trace of something; the control plane gets this long to say what it was.
+pub(super) const GRACE: Duration = Duration::from_secs(2);
+
+/// Bytes that a read or write moved; `None` if the connection has come to its end.
+pub(super) fn moved(result: io::Result<usize>) -> Option<usize> {
+    match result {
+        Ok(0) => None,
+        Ok(bytes) => Some(bytes),
+        Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {
+            Some(0)
+        }
+        Err(_) => None,
+    }
+}
+
+/// The connection to `peer` has closed and [`GRACE`] is over.
+pub(super) fn lost(control: &dyn Control, ours: &OpDescriptor, peer: usize) -> GroupError {
+    GroupError::PeerLost {
+        rank: control.rank(),
+        peer,
+        host: control.host(peer),
+        cause: "its data connection closed".into(),
+        operation: ours.to_string(),
+        elapsed: Duration::ZERO,
+    }
+}
+
+/// The system refused something in operation `ours`, or a peer sent what no rank sends.
+pub(super) fn failed(control: &dyn Control, ours: &OpDescriptor, cause: String) -> GroupError {
+    GroupError::Transport {
+        rank: control.rank(),
+        operation: ours.to_string(),
+        cause,
+    }
+}

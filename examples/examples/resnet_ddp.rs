@@ -53,7 +53,7 @@ struct Args {
     #[arg(long)]
     batch_size: Option<usize>,
     /// Highest learning rate, taken as it is whatever the number of ranks [default: 0.1].
-    #[arg(long)]
+    #[arg(long, allow_negative_numbers = true)]
     lr: Option<f64>,
     /// Seed of the weights, the order of the images and their random changes.
     #[arg(long, default_value_t = 42)]
@@ -278,10 +278,15 @@ fn evaluate(model: &ResNet, loader: &dyn DataLoader<Batch>) -> Result<[f64; 2], 
 impl Args {
     /// What can be told to be wrong without computing anything.
     fn check(&self) -> Result<(), Error> {
-        if self.epochs == Some(0) || self.batch_size == Some(0) {
-            return Err(Error::Usage(
-                "--epochs and --batch-size must be at least 1".into(),
-            ));
+        for (option, value) in [("--epochs", self.epochs), ("--batch-size", self.batch_size)] {
+            if value == Some(0) {
+                return Err(Error::Usage(format!("{option} must be at least 1")));
+            }
+        }
+        if let Some(lr) = self.lr.filter(|lr| !(*lr > 0.0 && *lr <= 1.0)) {
+            return Err(Error::Usage(format!(
+                "--lr is {lr}, but must be above 0 and at most 1"
+            )));
         }
         self.device.open()?;
         if let Some(dir) = &self.data {

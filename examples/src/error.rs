@@ -24,7 +24,7 @@ pub enum Error {
     Usage(String),
 
     /// The folder for the model cannot be made or written to.
-    #[error("cannot write to the output folder {}: {source}", path.display())]
+    #[error("cannot write to the output folder {}: {source}; name another one with --out", path.display())]
     Output {
         /// The folder.
         path: PathBuf,

@@ -98,3 +98,32 @@ fn a_mistake_is_reported_once() {
     assert_eq!(stderr.lines().count(), 1, "{stderr}");
     assert!(stderr.contains("data_batch_1.bin is missing (expected 30730000 bytes)"));
 }
+
+#[test]
+fn a_wrong_option_is_told_once_and_before_any_rank_starts() {
+    for (option, value, text) in [
+        (
+            "--lr",
+            "nan",
+            "--lr is NaN, but must be above 0 and at most 1",
+        ),
+        (
+            "--lr",
+            "-1",
+            "--lr is -1, but must be above 0 and at most 1",
+        ),
+        (
+            "--lr",
+            "1.5",
+            "--lr is 1.5, but must be above 0 and at most 1",
+        ),
+        ("--epochs", "0", "--epochs must be at least 1"),
+        ("--batch-size", "0", "--batch-size must be at least 1"),
+    ] {
+        let run = resnet_ddp(&[option, value]);
+        assert_eq!(run.status.code(), Some(1));
+        let stderr = String::from_utf8(run.stderr).unwrap();
+        assert_eq!(stderr.lines().count(), 1, "{stderr}");
+        assert!(stderr.contains(text), "{stderr}");
+    }
+}

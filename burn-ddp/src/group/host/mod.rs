@@ -48,6 +48,7 @@ pub(super) mod fuzzing;
 #[cfg(target_os = "linux")]
 mod hierarchical;
 mod interface;
+mod machine;
 mod operation;
 mod poll;
 mod rejection_log;

@@ -23,7 +23,7 @@ pub(super) use accept::LateAcceptor;
 pub(super) use join::join;
 pub(super) use serve::serve;
 
-use super::{rendezvous_error::RendezvousError, secret::Secret, settings::Transport};
+use super::{machine, rendezvous_error::RendezvousError, secret::Secret, settings::Transport};
 use serde::{Deserialize, Serialize};
 use std::{fmt, net::TcpStream, time::Duration};
 
@@ -132,21 +132,13 @@ impl Hello {
 
 impl Peer {
     pub(super) fn this(settings: &super::settings::Rendezvous) -> Self {
-        // The boot id tells machines with one name apart; name, network and process namespace tell containers of one machine apart,
-        // which could not open each other's memory. None is trusted for more than choosing a transport and for texts.
-        let boot = kernel("random/boot_id").unwrap_or_default();
-        let hostname = kernel("hostname")
-            .or_else(|| std::env::var("HOSTNAME").ok())
-            .unwrap_or_else(|| "this host".into());
-        let hostname: String = hostname.chars().take(64).collect();
-        let (network, processes) = (namespace("net"), namespace("pid"));
         Self {
             rank: settings.rank,
             local_rank: settings.local_rank,
             local_world_size: settings.local_world_size,
             pid: std::process::id(),
-            machine: format!("{boot}/{hostname}/{network}/{processes}"),
-            hostname,
+            machine: machine::memory_domain(),
+            hostname: machine::hostname(),
         }
     }
 }
@@ -160,18 +152,6 @@ impl Peer {
             process: self.to_string(),
         }
     }
-}
-
-/// A text that the Linux kernel keeps about this machine.
-fn kernel(name: &str) -> Option<String> {
-    let text = std::fs::read_to_string(format!("/proc/sys/kernel/{name}")).ok()?;
-    Some(text.trim().chars().take(64).collect())
-}
-
-/// The Linux kernel's name of the namespace of this kind that this process is in.
-fn namespace(kind: &str) -> String {
-    let link = std::fs::read_link(format!("/proc/self/ns/{kind}")).unwrap_or_default();
-    link.to_string_lossy().chars().take(64).collect()
 }
 
 impl fmt::Display for Peer {

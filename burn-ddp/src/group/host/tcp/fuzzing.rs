@@ -26,6 +26,7 @@ pub(in crate::group) fn data_hello_seeds() -> Vec<Vec<u8>> {
     let contact = |address: &str| Contact {
         address: address.parse::<SocketAddr>().unwrap(),
         group: u32::MAX,
+        kernel: "0".repeat(36),
     };
     let contacts = ["127.0.0.1:65535", "[fe80::1]:1"].map(contact);
     let contacts = contacts.map(|contact| wire::encode(&contact, HELLO_LIMIT).unwrap());

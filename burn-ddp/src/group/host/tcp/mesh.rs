@@ -7,6 +7,7 @@ use super::{
     super::{
         acceptor::{Acceptor, HANDSHAKE_LIMIT, Outcome},
         auth::{self, Purpose},
+        data_connection, machine,
         poll::{self, Waker},
         secret::Secret,
         wire,
@@ -27,7 +28,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-const HELLO_LIMIT: usize = 64;
+const HELLO_LIMIT: usize = 128;
 /// For a peer's answer: all ranks are in the set-up when the first of them calls.
 const CALL_LIMIT: Duration = Duration::from_secs(30);
 const SLICE: Duration = Duration::from_millis(50);
@@ -40,6 +41,8 @@ struct Contact {
     address: SocketAddr,
     /// The new group's number; rank 0's counts.
     group: u32,
+    /// The [boot id](machine::boot_id) of its kernel.
+    kernel: String,
 }
 
 /// Who calls, and for which group.
@@ -76,14 +79,12 @@ pub(in crate::group::host) fn connect(
         }
     };
     let (listener, address) = listen(context).map_err(failed("listening for data connections"))?;
-    let contact = wire::encode(
-        &Contact {
-            address,
-            group: proposed,
-        },
-        HELLO_LIMIT,
-    )
-    .map_err(failed("describing a group"))?;
+    let ours = Contact {
+        address,
+        group: proposed,
+        kernel: machine::boot_id(),
+    };
+    let contact = wire::encode(&ours, HELLO_LIMIT).map_err(failed("describing a group"))?;
     let contacts = context.control.exchange(tag, &contact)?;
     // All ranks are here now.
     let deadline = Instant::now() + context.control.operation_timeout();
@@ -119,9 +120,10 @@ pub(in crate::group::host) fn connect(
     }
     let higher = (rank + 1..streams.len()).filter(wanted).collect();
     answer(context, &acceptor, &waker, &mut streams, higher, deadline)?;
-    for stream in streams.iter().flatten() {
-        stream
-            .set_nonblocking(true)
+    for (stream, theirs) in streams.iter().zip(&contacts) {
+        let Some(stream) = stream else { continue };
+        let one_kernel = !ours.kernel.is_empty() && theirs.kernel == ours.kernel;
+        data_connection::set_up(stream, one_kernel)
             .map_err(failed("setting up a data connection"))?;
     }
     Ok(Mesh { group, streams })

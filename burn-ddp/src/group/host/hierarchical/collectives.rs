@@ -36,20 +36,58 @@ pub(super) struct Collective<'a, 'b> {
     pub(super) ring: Option<Ring<'a>>,
     /// A copy of what is sent, for collectives that do not reduce in place.
     pub(super) scratch: &'a mut HeapBytes,
+    /// What a ring carries in a stage of an all-reduce, at least.
+    pub(super) stage: usize,
 }
 
+/// Every stage costs a trip around the ring, which more of them no longer earn.
+const MOST_STAGES: usize = 8;
+
 impl Collectives for Collective<'_, '_> {
+    /// In stages: while a ring carries one, the machine reduces the next and hands out the last.
     fn all_reduce(&mut self, data: &mut [u8], dtype: DType, op: ReduceOp) -> Result<()> {
-        let shards = self.shards(once(0..data.len()));
-        self.reduce_here(data, &shards, dtype, op)?;
         let (topology, machines) = (self.topology, self.topology.machines());
-        let shard = part(0..data.len(), topology.local, topology.rings());
-        let segment = |machine| -> Spans { once(part(shard.clone(), machine, machines)).collect() };
-        let mut receive = reduced(topology.backwards(1, machines - 1).map(segment));
-        receive.extend(stored(topology.backwards(0, machines - 1).map(segment)));
-        let plan = Plan::passing_on(segment(topology.machine), receive);
-        self.on_ring(data, &plan, self.reduction(dtype, op))?;
-        self.share_here(data, &shards)
+        let stages = self.stages(data.len());
+        let stages: Vec<_> = (0..stages)
+            .map(|stage| part(0..data.len(), stage, stages))
+            .collect();
+        let shards: Vec<_> = stages
+            .iter()
+            .map(|stage| self.shards(once(stage.clone())))
+            .collect();
+        let plan = |stage: &Range<usize>| {
+            let shard = part(stage.clone(), topology.local, topology.rings());
+            let segment =
+                |machine| -> Spans { once(part(shard.clone(), machine, machines)).collect() };
+            let mut receive = reduced(topology.backwards(1, machines - 1).map(segment));
+            receive.extend(stored(topology.backwards(0, machines - 1).map(segment)));
+            Plan::passing_on(segment(topology.machine), receive)
+        };
+        let plans: Vec<Plan> = stages.iter().map(plan).collect();
+        let (local_op, reduction) = (self.local_op(dtype, op), self.reduction(dtype, op));
+        self.divide_alone(data, dtype, op);
+        let mut flow = self.ring.as_mut().map(|ring| ring.start(&plans, reduction));
+        for k in 0..=stages.len() {
+            if let Some(shards) = shards.get(k) {
+                if let Some(local) = &mut self.local {
+                    local.reduce_to_owners(data, shards, dtype, local_op, topology.ranks())?;
+                }
+                if let Some(flow) = &mut flow {
+                    flow.open();
+                    flow.poll(data);
+                }
+            }
+            let Some(done) = k.checked_sub(1) else {
+                continue;
+            };
+            if let Some(flow) = &mut flow {
+                flow.complete(data, k)?;
+            }
+            if let Some(local) = &mut self.local {
+                local.share(data, &shards[done])?;
+            }
+        }
+        Ok(())
     }
 
     fn broadcast(&mut self, data: &mut [u8], root: usize) -> Result<()> {
@@ -154,6 +192,16 @@ impl Collective<'_, '_> {
         self.perform(payload)
     }
 
+    /// The number of stages of an all-reduce, the same on all ranks. Where no machine has several ranks, there is nothing to
+    /// overlap, and a ring is a stream already.
+    fn stages(&self, bytes: usize) -> usize {
+        let topology = self.topology;
+        match topology.machines() < topology.ranks() {
+            true => (bytes / topology.rings() / self.stage).clamp(1, MOST_STAGES),
+            false => 1,
+        }
+    }
+
     /// What each ring carries of `ranges`.
     fn shards(&self, ranges: impl IntoIterator<Item = Range<usize>>) -> Vec<Spans> {
         let rings = self.topology.rings();
@@ -185,6 +233,27 @@ impl Collective<'_, '_> {
         Reduction { dtype, op, divisor }
     }
 
+    /// What the ranks of a machine do with their values; otherwise the ring divides.
+    fn local_op(&self, dtype: DType, op: ReduceOp) -> ReduceOp {
+        match op == ReduceOp::Mean && !self.divides_first(dtype, op) {
+            true => ReduceOp::Sum,
+            false => op,
+        }
+    }
+
+    /// A rank that is alone on its machine divides its own values, where that comes first.
+    fn divide_alone(&mut self, data: &mut [u8], dtype: DType, op: ReduceOp) {
+        let first = self.divides_first(dtype, op);
+        let (None, Some(ring), true) = (&self.local, &mut self.ring, first) else {
+            return;
+        };
+        for data in data.chunks_mut(ring.chunk.len()) {
+            let copy = &mut ring.chunk[..data.len()];
+            copy.copy_from_slice(data);
+            reduce_scaled(data, &[copy], dtype, op, self.topology.ranks());
+        }
+    }
+
     /// Reduces `data` over this machine, each shard into the memory of the rank that takes it further.
     fn reduce_here(
         &mut self,
@@ -193,25 +262,11 @@ impl Collective<'_, '_> {
         dtype: DType,
         op: ReduceOp,
     ) -> Result<()> {
-        let ranks = self.topology.ranks();
-        let first = self.divides_first(dtype, op);
-        // Otherwise the ring divides.
-        let local_op = if op == ReduceOp::Mean && !first {
-            ReduceOp::Sum
-        } else {
-            op
-        };
-        match (&mut self.local, &mut self.ring) {
-            (Some(local), _) => local.reduce_to_owners(data, shards, dtype, local_op, ranks),
-            (None, Some(ring)) if first => {
-                for data in data.chunks_mut(ring.chunk.len()) {
-                    let copy = &mut ring.chunk[..data.len()];
-                    copy.copy_from_slice(data);
-                    reduce_scaled(data, &[copy], dtype, op, ranks);
-                }
-                Ok(())
-            }
-            _ => Ok(()),
+        self.divide_alone(data, dtype, op);
+        let (local_op, ranks) = (self.local_op(dtype, op), self.topology.ranks());
+        match &mut self.local {
+            Some(local) => local.reduce_to_owners(data, shards, dtype, local_op, ranks),
+            None => Ok(()),
         }
     }
 

@@ -15,11 +15,13 @@
 //! | file | holds |
 //! |---|---|
 //! | `topology` | which ranks run together, who is whose neighbour |
-//! | `ring` | one ring as a stream: what has arrived and been added may leave |
+//! | `ring` | one ring: what each rank sends and receives in a collective |
+//! | `flow` | the bytes: what has arrived and been added may leave |
 //! | `collectives` | the operations, from both |
 //! | `local` | the control plane as one machine's ranks see it |
 
 mod collectives;
+mod flow;
 mod local;
 mod ring;
 mod topology;
@@ -46,6 +48,24 @@ use topology::Topology;
 /// What a rank reduces at a time: little enough to stay in its cache.
 const CHUNK: usize = 256 << 10;
 
+/// Sizes, equal on all ranks.
+#[derive(Clone, Debug)]
+struct Options {
+    shm: shm::Options,
+    /// What a ring carries in a stage of an all-reduce, at least.
+    stage: usize,
+}
+
+impl Options {
+    /// For so many ranks on this machine.
+    fn new(here: usize) -> Self {
+        Self {
+            shm: shm::Options::new(here),
+            stage: 1 << 20,
+        }
+    }
+}
+
 /// Tags of control exchanges: a group's set-up carries the number of its parent (or of its caller, without one).
 const ROOT: u64 = 0x6869_6572 << 32;
 const CHILD: u64 = 0x6869_6563 << 32;
@@ -60,7 +80,7 @@ pub(super) struct HierarchicalGroup(Arc<Member>);
 struct Member {
     context: Arc<Context>,
     topology: Topology,
-    options: shm::Options,
+    options: Options,
     id: Identity,
     /// The ranks of this machine, if there are others.
     local: Option<ShmGroup>,
@@ -90,15 +110,14 @@ impl HierarchicalGroup {
         machine_of: &[T],
         number: u32,
     ) -> Result<Result<Self, NoSharedMemory>> {
-        let options = shm::Options::new;
-        Self::create_with(context, machine_of, options, number)
+        Self::create_with(context, machine_of, Options::new, number)
     }
 
     /// [`create`](Self::create) with options for the number of ranks on this machine.
     fn create_with<T: PartialEq>(
         context: &Arc<Context>,
         machine_of: &[T],
-        options: impl Fn(usize) -> shm::Options,
+        options: impl Fn(usize) -> Options,
         number: u32,
     ) -> Result<Result<Self, NoSharedMemory>> {
         let topology = Topology::new(machine_of, context.control.rank());
@@ -125,7 +144,7 @@ impl HierarchicalGroup {
     fn connect(
         context: &Arc<Context>,
         topology: Topology,
-        options: shm::Options,
+        options: Options,
         tag: u64,
     ) -> Result<(u32, Result<Self, NoSharedMemory>)> {
         let control = &context.control;
@@ -134,7 +153,7 @@ impl HierarchicalGroup {
         let mut links = mesh::connect(context, tag, context.next_group(), &peers)
             .inspect_err(|error| control.fail(error.clone()))?;
         let id = mesh::identity(context, links.group);
-        let local = Self::share_memory(control, &topology, &options, id.group)?;
+        let local = Self::share_memory(control, &topology, &options.shm, id.group)?;
         let local = match agree(&**control, id.group, local)? {
             Ok(local) => local,
             Err(refused) => return Ok((id.group, Err(refused))),
@@ -243,7 +262,7 @@ impl Member {
             scratch,
             ..
         } = state;
-        let topology = &self.topology;
+        let (topology, stage) = (&self.topology, self.options.stage);
         let ring = neighbours.as_ref().map(|neighbours| Ring {
             control,
             neighbours,
@@ -260,6 +279,7 @@ impl Member {
                     local: None,
                     ring,
                     scratch,
+                    stage,
                 }
                 .run(payload)
             }),
@@ -270,6 +290,7 @@ impl Member {
                     local: Some(operation),
                     ring,
                     scratch,
+                    stage,
                 }
                 .run(payload)
             }),

@@ -5,24 +5,15 @@
 //! arrived and has been added*. There are no steps in which all wait for the slowest: receiving, adding and sending
 //! overlap by themselves, and the kernel's socket buffers keep the links busy while a rank adds.
 
-use super::super::{
-    control::Control,
-    data_connection::{self, GRACE, SLICE},
-    deadline::Deadline,
-    poll,
-    spans::Spans,
+use super::{
+    super::{control::Control, data_connection, deadline::Deadline, spans::Spans},
+    flow::Flow,
 };
 use crate::group::{
     DType, GroupError, OpDescriptor, ReduceOp, Result,
     ops::{self, DESCRIPTOR_WORDS},
-    reduce::accumulate,
 };
-use rustix::event::{PollFd, PollFlags};
-use std::{
-    io::{self, Read, Write},
-    net::TcpStream,
-    time::Instant,
-};
+use std::{net::TcpStream, slice};
 
 /// The connections of one rank on its ring; one connection where both neighbours are the same rank.
 #[derive(Debug)]
@@ -54,6 +45,20 @@ pub(super) struct Plan {
 }
 
 impl Plan {
+    /// All that is sent, and what is kept of what comes in, end to end.
+    pub(super) fn outgoing(&self) -> Spans {
+        let incoming = self.receive.iter().flat_map(|(spans, _)| spans.iter());
+        self.lead.iter().chain(incoming).cloned().collect()
+    }
+
+    pub(super) fn to_send(&self) -> usize {
+        self.lead.len() + self.to_receive() - self.keep
+    }
+
+    pub(super) fn to_receive(&self) -> usize {
+        self.receive.iter().map(|(spans, _)| spans.len()).sum()
+    }
+
     /// Everything but the last thing received is sent on.
     pub(super) fn passing_on(lead: Spans, receive: Vec<(Spans, Receive)>) -> Self {
         let keep = receive.last().map_or(0, |(spans, _)| spans.len());
@@ -138,196 +143,13 @@ impl Ring<'_> {
 
     /// Runs `plan` on `data`.
     pub(super) fn run(&mut self, data: &mut [u8], plan: &Plan, reduction: Reduction) -> Result<()> {
-        let mut flow = Flow::new(self, plan, reduction);
-        loop {
-            let moved = flow.send(data) | flow.receive(data);
-            if flow.done() {
-                return Ok(());
-            }
-            if !moved {
-                flow.pause()?;
-            }
-        }
-    }
-}
-
-/// How far a plan has come.
-struct Flow<'a> {
-    control: &'a dyn Control,
-    next: (usize, &'a TcpStream),
-    previous: (usize, &'a TcpStream),
-    ours: OpDescriptor,
-    reduction: Reduction,
-    plan: &'a Plan,
-    /// Lead and received ranges, end to end.
-    outgoing: Spans,
-    sent: usize,
-    /// Bytes received and put in place.
-    usable: usize,
-    /// Which entry of the plan is being received, and how much of it is in place.
-    entry: usize,
-    within: usize,
-    /// Bytes of an incomplete element, at the start of `chunk`.
-    held: usize,
-    chunk: &'a mut [u8],
-    deadline: &'a Deadline<'a>,
-    closed: Option<(usize, Instant)>,
-}
-
-impl<'a> Flow<'a> {
-    fn new(ring: &'a mut Ring<'_>, plan: &'a Plan, reduction: Reduction) -> Self {
-        let next = (ring.neighbours.next.0, &ring.neighbours.next.1);
-        let previous = match &ring.neighbours.previous {
-            Some((rank, stream)) => (*rank, stream),
-            None => next,
-        };
-        let incoming = plan.receive.iter().flat_map(|(spans, _)| spans.iter());
-        let outgoing = plan.lead.iter().chain(incoming).cloned().collect();
-        Self {
-            control: ring.control,
-            next,
-            previous,
-            ours: ring.ours,
-            reduction,
-            plan,
-            outgoing,
-            sent: 0,
-            usable: 0,
-            entry: 0,
-            within: 0,
-            held: 0,
-            chunk: ring.chunk,
-            deadline: &ring.deadline,
-            closed: None,
-        }
+        let mut flow = self.start(slice::from_ref(plan), reduction);
+        flow.open();
+        flow.complete(data, 1)
     }
 
-    /// All that this rank sends.
-    fn to_send(&self) -> usize {
-        self.outgoing.len() - self.plan.keep
-    }
-
-    /// What may be sent by now.
-    fn ready(&self) -> usize {
-        self.to_send().min(self.plan.lead.len() + self.usable)
-    }
-
-    fn all_received(&self) -> bool {
-        let incoming = self.plan.receive.iter().map(|(spans, _)| spans.len());
-        self.usable == incoming.sum::<usize>()
-    }
-
-    fn done(&self) -> bool {
-        self.sent == self.to_send() && self.all_received()
-    }
-
-    /// Sends what may leave and fits the socket; whether anything moved.
-    fn send(&mut self, data: &[u8]) -> bool {
-        let before = self.sent;
-        loop {
-            let window = self.sent..self.ready();
-            let Some((_, range)) = self.outgoing.within(window).next() else {
-                break;
-            };
-            let whole = range.len();
-            let written = self.write(&data[range]);
-            self.sent += written;
-            if written < whole {
-                break;
-            }
-        }
-        self.sent > before
-    }
-
-    fn write(&mut self, bytes: &[u8]) -> usize {
-        let (rank, mut stream) = self.next;
-        self.moved(rank, stream.write(bytes))
-    }
-
-    fn read(&mut self, bytes: &mut [u8]) -> usize {
-        let (rank, mut stream) = self.previous;
-        self.moved(rank, stream.read(bytes))
-    }
-
-    /// Bytes that a system call moved; notes the end of a connection.
-    fn moved(&mut self, peer: usize, result: io::Result<usize>) -> usize {
-        let moved = data_connection::moved(result);
-        if moved.is_none() {
-            self.closed.get_or_insert((peer, Instant::now()));
-        }
-        moved.unwrap_or(0)
-    }
-
-    /// Receives what is there, a chunk at most, so that what becomes ready leaves soon; whether anything moved.
-    fn receive(&mut self, data: &mut [u8]) -> bool {
-        let plan = self.plan;
-        while let Some((spans, how)) = plan.receive.get(self.entry) {
-            let Some((_, range)) = spans.within(self.within..spans.len()).next() else {
-                (self.entry, self.within) = (self.entry + 1, 0);
-                continue;
-            };
-            let (read, usable) = match how {
-                Receive::Store => {
-                    let read = self.read(&mut data[range]);
-                    (read, read)
-                }
-                how => self.reduce(&mut data[range], *how),
-            };
-            self.within += usable;
-            self.usable += usable;
-            return read > 0;
-        }
-        false
-    }
-
-    /// Receives into the chunk and reduces whole elements of it into `target`; bytes read, and bytes reduced.
-    fn reduce(&mut self, target: &mut [u8], how: Receive) -> (usize, usize) {
-        let chunk = std::mem::take(&mut self.chunk);
-        // What is left of a target is whole elements, so there is room beyond a part of one.
-        let room = chunk.len().min(target.len());
-        let read = self.read(&mut chunk[self.held..room]);
-        let filled = self.held + read;
-        let Reduction { dtype, op, divisor } = self.reduction;
-        let whole = filled / dtype.size() * dtype.size();
-        let divisor = divisor.filter(|_| how == Receive::Complete);
-        accumulate(&mut target[..whole], &chunk[..whole], dtype, op, divisor);
-        chunk.copy_within(whole..filled, 0);
-        self.held = filled - whole;
-        self.chunk = chunk;
-        (read, whole)
-    }
-
-    /// Nothing moves: is it over? If not, waits for the sockets a little.
-    fn pause(&mut self) -> Result<()> {
-        let missing = || self.closed.map(|(peer, _)| peer).into_iter().collect();
-        self.control.check(&missing, &|| self.ours.to_string())?;
-        let (sending, receiving) = (self.sent < self.ready(), !self.all_received());
-        match self.closed {
-            Some((peer, since)) if since.elapsed() > GRACE => {
-                return Err(data_connection::lost(self.control, &self.ours, peer));
-            }
-            Some(_) => {
-                std::thread::sleep(SLICE);
-                return Ok(());
-            }
-            None => {
-                // The one that this rank waits for; whom that one waits for is in its own error.
-                let peer = match receiving {
-                    true => self.previous.0,
-                    false => self.next.0,
-                };
-                self.deadline
-                    .check(&|| self.ours.to_string(), &|| vec![peer])?;
-            }
-        }
-        let mut fds = Vec::with_capacity(2);
-        if sending {
-            fds.push(PollFd::new(self.next.1, PollFlags::OUT));
-        }
-        if receiving {
-            fds.push(PollFd::new(self.previous.1, PollFlags::IN));
-        }
-        poll::wait(&mut fds, SLICE)
-            .map_err(|error| data_connection::failed(self.control, &self.ours, error.to_string()))
+    /// Begins to run `plans`, which all ranks of the ring have in the same order. None is open yet.
+    pub(super) fn start<'a>(&'a mut self, plans: &'a [Plan], reduction: Reduction) -> Flow<'a> {
+        Flow::new(self, plans, reduction)
     }
 }

@@ -37,7 +37,10 @@ fn make_with(
                 scope.spawn(move || {
                     let local = control.local_address();
                     let context = Arc::new(Context::new(Arc::new(control), secret, local));
-                    let small = shm::Options::small;
+                    let small = |here| Options {
+                        shm: shm::Options::small(here),
+                        stage: 1000,
+                    };
                     let group = HierarchicalGroup::create_with(&context, machines, small, 0);
                     Arc::new(group.unwrap().unwrap()) as Arc<dyn ProcessGroup>
                 })

@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # All-reduce between two hosts, which are network namespaces of this machine joined by a veth pair, and beside it what two
-# plain TCP streams, one each way, carry over the same link. Needs root, iproute2, and iperf3 for the streams.
+# plain TCP streams, one each way, carry over the same link. Needs root, iproute2, and iperf3 for the streams. With
+# TORCH_PYTHON, a Python that has PyTorch, also gloo's all-reduce between the same two hosts.
 #
 #   cargo build --release --workspace --bin all-reduce
 #   benches/two-hosts.sh [RANKS_PER_HOST [RATE]]      RATE as tc takes it, for example 1gbit; unlimited without it
 #
-# Compare numbers of one run only: the two alternate, ROUNDS times (3).
+# Compare numbers of one run only: they alternate, ROUNDS times (3).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -52,7 +53,35 @@ streams() {
     wait
 }
 
+gloo() {
+    [ -n "${TORCH_PYTHON:-}" ] || return 0
+    WORLD_SIZE=2 MASTER_ADDR=10.99.0.1 MASTER_PORT=29501 GLOO_SOCKET_IFNAME=eth0
+    export WORLD_SIZE MASTER_ADDR MASTER_PORT GLOO_SOCKET_IFNAME
+    RANK=1 ip netns exec "$b" "$TORCH_PYTHON" -c "$gloo_program" 2>/dev/null &
+    RANK=0 ip netns exec "$a" "$TORCH_PYTHON" -c "$gloo_program" 2>/dev/null
+    wait
+}
+
+gloo_program='
+import statistics, time, torch, torch.distributed as dist
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+for size in 4096, 26214400:
+    data, times = torch.ones(size // 4), []
+    for _ in range(13):
+        dist.barrier()
+        start = time.perf_counter()
+        dist.all_reduce(data)
+        times.append(time.perf_counter() - start)
+    median = statistics.median(times[3:])
+    if dist.get_rank() == 0:
+        print(f"gloo ranks=2 bytes={size} median_us={median * 1e6:.1f} algbw_GBps={size / median / 1e9:.3f}", flush=True)
+dist.barrier()
+dist.destroy_process_group()
+'
+
 for _ in $(seq "$rounds"); do
     all_reduce
+    gloo
     streams
 done

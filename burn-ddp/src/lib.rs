@@ -32,6 +32,7 @@
 //! - [`launch()`] and [`Launcher`] start the ranks of one machine; [`Ddp`] is what a rank holds.
 //! - [`Ddp::wrap`] makes a model data-parallel, [`Ddp::no_sync`] accumulates, [`try_backward`] turns a failed reduction into an error.
 //! - [`data`] shards data sets over ranks.
+//! - [`train`] has what surrounds the gradient.
 //! - [`group`] has the collectives underneath, usable by themselves.
 //!
 //! Data flows one way: the hooks catch gradients, the reducer puts them into buckets, a process group reduces the buckets.
@@ -52,6 +53,7 @@ pub mod launch;
 mod notice;
 mod reducer;
 mod replica;
+pub mod train;
 
 pub use config::{Reduction, WrapConfig};
 pub use ddp::{Ddp, NoSync, Stats};

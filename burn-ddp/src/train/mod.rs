@@ -1,0 +1,1 @@
+//! What surrounds the gradient in data-parallel training.

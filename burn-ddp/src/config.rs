@@ -1,6 +1,7 @@
 //! Options of a wrapped model.
 
-use crate::{group::ReduceOp, reducer::BucketCaps};
+use crate::reducer::{BucketCaps, CommHook, Rule};
+use std::sync::Arc;
 
 /// What the ranks' gradients become.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -10,23 +11,30 @@ pub enum Reduction {
     Mean,
     /// The sum over ranks.
     Sum,
+    /// The mean over samples: each rank's gradient counts as many times as it has samples (or tokens), which every backward pass says with
+    /// [`Ddp::weighted`](crate::Ddp::weighted). For a loss that is the mean over the rank's own samples, this gives the gradient of the mean over all.
+    WeightedMean,
 }
 
-impl From<Reduction> for ReduceOp {
-    fn from(reduction: Reduction) -> Self {
-        match reduction {
-            Reduction::Mean => ReduceOp::Mean,
-            Reduction::Sum => ReduceOp::Sum,
-        }
-    }
+/// What becomes of a step in which some rank has a gradient that is not a number or infinite.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum NonFinitePolicy {
+    /// Nothing is looked at: the values go to all ranks, and so into every replica.
+    #[default]
+    Pass,
+    /// All ranks look at what was reduced and come to the same verdict: `backward` gives no gradient of the model on any rank, so that the
+    /// optimizer's step does nothing, and [`Ddp::non_finite`](crate::Ddp::non_finite) says so. Costs two passes over the gradients, on the communication thread.
+    Skip,
 }
 
 /// Options of [`Ddp::wrap_with`](crate::Ddp::wrap_with). Must be equal on all ranks, which `wrap` checks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct WrapConfig {
     pub(crate) caps: BucketCaps,
-    pub(crate) reduction: Reduction,
+    reduction: Reduction,
     pub(crate) learn_uses: bool,
+    pub(crate) non_finite: NonFinitePolicy,
+    comm_hook: Option<Arc<dyn CommHook>>,
 }
 
 impl Default for WrapConfig {
@@ -38,6 +46,8 @@ impl Default for WrapConfig {
             },
             reduction: Reduction::Mean,
             learn_uses: true,
+            non_finite: NonFinitePolicy::Pass,
+            comm_hook: None,
         }
     }
 }
@@ -61,7 +71,7 @@ impl WrapConfig {
         self
     }
 
-    /// Mean (default) or sum over ranks.
+    /// Mean over ranks (default), sum, or mean over samples.
     pub fn reduction(mut self, reduction: Reduction) -> Self {
         self.reduction = reduction;
         self
@@ -76,5 +86,41 @@ impl WrapConfig {
     pub fn learn_uses(mut self, learn: bool) -> Self {
         self.learn_uses = learn;
         self
+    }
+
+    /// Whether to look for gradients that are no numbers, and what to do then (default: pass them on).
+    pub fn non_finite(mut self, policy: NonFinitePolicy) -> Self {
+        self.non_finite = policy;
+        self
+    }
+
+    /// How buckets are averaged, in place of the plain all-reduce (default): [`CompressHook`](crate::CompressHook) or a [`CommHook`] of your own. A hook
+    /// belongs to one model; keep a clone of the `Arc` to look at its state.
+    pub fn comm_hook(mut self, hook: Arc<dyn CommHook>) -> Self {
+        self.comm_hook = Some(hook);
+        self
+    }
+
+    pub(crate) fn rule(&self) -> Rule {
+        Rule {
+            reduction: self.reduction,
+            check_finite: self.non_finite != NonFinitePolicy::Pass,
+            hook: self.comm_hook.clone(),
+        }
+    }
+
+    /// What the ranks compare.
+    pub(crate) fn describe(&self) -> String {
+        let Self {
+            caps,
+            reduction,
+            learn_uses,
+            non_finite,
+            comm_hook,
+        } = self;
+        let hook = comm_hook.as_ref().map(|hook| hook.describe());
+        format!(
+            "{caps:?} {reduction:?} learn_uses: {learn_uses} non_finite: {non_finite:?} comm_hook: {hook:?}"
+        )
     }
 }

@@ -178,6 +178,14 @@ impl Ddp {
         Arc::downgrade(&self.inner.root)
     }
 
+    pub(crate) fn switch(&self) -> &SyncSwitch {
+        &self.inner.switch
+    }
+
+    pub(crate) fn sessions(&self) -> &Sessions {
+        &self.inner.sessions
+    }
+
     /// A loader of this rank's shard of `dataset`, reshuffled each epoch by itself; see [`LoaderBuilder`]. Its `build` is collective.
     pub fn loader<I, O>(
         &self,

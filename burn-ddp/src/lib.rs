@@ -53,11 +53,15 @@ pub mod launch;
 mod notice;
 mod reducer;
 mod replica;
+mod step;
 pub mod train;
 
-pub use config::{Reduction, WrapConfig};
+pub use config::{NonFinitePolicy, Reduction, WrapConfig};
 pub use ddp::{Ddp, NoSync, Stats};
 pub use error::{BackwardPanic, Error, try_backward};
 pub use group::ReduceOp;
 pub use launch::{Launcher, launch};
-pub use reducer::{BucketTrace, ReducerError, RoundTrace};
+pub use reducer::{
+    BucketParam, BucketTrace, CommHook, CompressHook, GradBucket, NonFinite, ReducerError,
+    RoundTrace,
+};

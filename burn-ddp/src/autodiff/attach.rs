@@ -44,7 +44,7 @@ pub(crate) fn wrap<M: Module>(model: M, context: &WrapContext<'_>) -> Result<M, 
             domain,
             survey.layout.clone(),
             config.caps,
-            config.reduction.into(),
+            config.rule(),
         )?)
     } else {
         None
@@ -54,7 +54,7 @@ pub(crate) fn wrap<M: Module>(model: M, context: &WrapContext<'_>) -> Result<M, 
         survey.layout,
         survey.occurrences,
         reducer,
-        context.config.learn_uses,
+        &context.config,
         context.switch.clone(),
         context.sessions.clone(),
     );
@@ -214,7 +214,7 @@ fn agree(
     let survey = together(group, survey)?;
     let ours = Fingerprint {
         version: env!("CARGO_PKG_VERSION").to_string(),
-        options: format!("{config:?}"),
+        options: config.describe(),
         layout: survey.layout.clone(),
     };
     let encoding = |cause: postcard::Error| Error::Encoding {

@@ -5,12 +5,16 @@ use super::{
     sessions::{Sessions, lock},
     store::{BackendChanged, Erased, downcast},
 };
-use crate::reducer::ReducerError;
+use crate::{
+    config::Reduction,
+    reducer::{NonFinite, Outcome, ReducerError},
+};
 use burn::backend::{
     Backend,
     autodiff::{NodeId, grads::Gradients},
     tensor::FloatTensor,
 };
+use burn::tensor::TensorData;
 use std::{
     sync::{Arc, atomic::Ordering},
     thread::{self, ThreadId},
@@ -132,36 +136,37 @@ impl Session {
     fn close<B: Backend>(&self, grads: &mut Gradients) -> Result<()> {
         let mut state = lock(&self.state);
         let state = &mut *state;
-        let (thread, sync, fired) = match std::mem::replace(&mut state.round, Round::Idle) {
+        let (thread, sync, samples, fired) = match std::mem::replace(&mut state.round, Round::Idle)
+        {
             Round::Open {
                 thread,
                 sync,
+                samples,
                 fired,
                 ..
-            } => (thread, sync, fired),
+            } => (thread, sync, samples, fired),
             other => {
                 state.round = other;
                 return Ok(());
             }
         };
-        let mut gradients = if sync {
-            self.reduced::<B>(state)?
-        } else {
-            Vec::new()
-        };
-        if sync {
-            state.accumulated = 0;
+        state.samples += samples;
+        let gradients = if sync {
+            let gradients = self.reduced::<B>(state)?;
+            (state.accumulated, state.samples) = (0, 0);
+            gradients
         } else {
             state.store.keep::<B>().map_err(|e| self.changed(0, e))?;
             state.accumulated += 1;
-            gradients.resize_with(self.layout.len(), || None);
-        }
+            self.layout.params.iter().map(|_| None).collect()
+        };
+        let mut gradients = gradients;
         state.uses.close();
         state.anchor = None;
         self.check_identities(&fired, &gradients)?;
         self.give_to_proxies::<B>(&fired, &mut gradients, grads)?;
         if sync {
-            self.after_sync(state, &gradients)?;
+            self.after_sync(state, gradients.iter().map(Option::is_some))?;
         }
         state.round = Round::Closed {
             thread,
@@ -175,16 +180,49 @@ impl Session {
     /// The reduced gradient of each slot, where any rank has one.
     fn reduced<B: Backend>(&self, state: &mut State) -> Result<Reduced> {
         let Some(reducer) = &self.reducer else {
-            let mut take = |slot| state.store.take_erased::<B>(slot);
-            let take = |slot| take(slot).map_err(|e| self.changed(slot, e));
-            return (0..self.layout.len()).map(take).collect();
+            return self.reduced_alone::<B>(state);
         };
-        let data = lock(reducer).wait()?;
+        let outcome = lock(reducer).wait()?;
+        let data = self.judge(state, outcome);
         let Some(device) = state.store.device::<B>() else {
             return Err(self.changed(0, BackendChanged));
         };
         let upload = |data| -> Erased { Box::new(B::float_from_data(data, &device)) };
         Ok(data.into_iter().map(|d| d.map(upload)).collect())
+    }
+
+    /// The same in a world of one, where no reducer is needed.
+    fn reduced_alone<B: Backend>(&self, state: &mut State) -> Result<Reduced> {
+        let weighted = self.rule.reduction == Reduction::WeightedMean;
+        let samples = state.samples;
+        let mut take = |slot| -> Result<Option<Erased>> {
+            let changed = |e| self.changed(slot, e);
+            if !weighted {
+                return state.store.take_erased::<B>(slot).map_err(changed);
+            }
+            let sum = state.store.take::<B>(slot).map_err(changed)?;
+            let mean =
+                |sum| -> Erased { Box::new(B::float_div_scalar(sum, (samples as f64).into())) };
+            Ok(sum.map(mean))
+        };
+        (0..self.layout.len()).map(&mut take).collect()
+    }
+
+    /// Gradients that are not all numbers are withheld, if that is the rule; every rank comes to the same verdict.
+    pub(super) fn judge(&self, state: &mut State, outcome: Outcome) -> Vec<Option<TensorData>> {
+        let report = |(path, ranks)| NonFinite {
+            step: state.synchronised + 1,
+            ranks,
+            path,
+        };
+        state.not_finite = outcome.not_finite.map(report);
+        let Some(found) = &state.not_finite else {
+            return outcome.gradients;
+        };
+        if self.rank == 0 {
+            tracing::warn!("{found}; no rank makes this step");
+        }
+        vec![None; self.layout.len()]
     }
 
     /// A gradient that goes through a proxy, and the fields of a tied parameter, need the ids of `wrap`. Burn gives
@@ -227,10 +265,14 @@ impl Session {
     }
 
     /// Learns from the first rounds: rank 0's order of first use, and what nobody uses.
-    fn after_sync(&self, state: &mut State, gradients: &Reduced) -> Result<()> {
+    pub(super) fn after_sync(
+        &self,
+        state: &mut State,
+        used: impl Iterator<Item = bool>,
+    ) -> Result<()> {
         state.synchronised += 1;
-        for (used, gradient) in state.ever_used.iter_mut().zip(gradients) {
-            *used |= gradient.is_some();
+        for (ever, used) in state.ever_used.iter_mut().zip(used) {
+            *ever |= used;
         }
         if state.synchronised == 1
             && let Some(reducer) = &self.reducer

@@ -6,7 +6,7 @@ use burn::module::{
     Reparameterization,
 };
 use burn::tensor::{Device, Tensor};
-use std::sync::Arc;
+use std::{cell::RefCell, sync::Arc};
 
 /// Identity on the parameter's value; in a training forward it records the steps that take the
 /// gradient and give the averaged one back.
@@ -18,6 +18,24 @@ pub(crate) struct ParamHook {
     pub(super) ladder: Ladder,
     /// Which parameter of the model this is, counted over all fields (tied ones too).
     pub(super) occurrence: usize,
+}
+
+thread_local! {
+    /// Who looks for hooks on this thread, and the one that its traversal has met last. A visitor is shown parameters without
+    /// their reparameterizations, and a hook does not know what kind of visitor it is shown to.
+    static MET: RefCell<Option<Vec<ParamHook>>> = const { RefCell::new(None) };
+}
+
+/// The hooks of `model` in the order of a traversal by `visitor`, which may ask for the one it has just met.
+pub(super) fn traverse<M: Module, V: ModuleVisitor>(model: &M, visitor: &mut V) {
+    MET.set(Some(Vec::new()));
+    model.visit(visitor);
+    MET.set(None);
+}
+
+/// The hook that [`traverse`] has just met.
+pub(super) fn last_met() -> Option<ParamHook> {
+    MET.with_borrow_mut(|met| met.as_mut()?.pop())
 }
 
 impl Reparameterization for ParamHook {
@@ -70,6 +88,7 @@ impl Module for ParamHook {
     /// or until the next backward pass ends.
     fn visit<V: ModuleVisitor>(&self, visitor: &mut V) {
         self.session.saw_hook(self.occurrence);
+        MET.with_borrow_mut(|met| met.iter_mut().for_each(|met| met.push(self.clone())));
         if let Some(proxy) = self.session.pending_proxy(self.occurrence) {
             proxy.show(visitor);
         }

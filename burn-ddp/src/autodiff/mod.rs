@@ -25,6 +25,7 @@
 pub(crate) mod attach;
 mod closing;
 mod hook;
+pub(crate) mod join;
 mod ladder;
 mod ops;
 mod proxy;

@@ -9,8 +9,12 @@ use super::{
     tap::Tap,
 };
 use crate::{
+    config::{Reduction, WrapConfig},
     error::BackwardPanic,
-    reducer::{Fired, Layout, Reducer, ReducerError, RoundTrace, Totals, UseCounter},
+    reducer::{
+        Contribution, Fired, Layout, NonFinite, Reducer, ReducerError, RoundTrace, Rule, Totals,
+        UseCounter,
+    },
 };
 use burn::backend::{Backend, autodiff::NodeId, tensor::FloatTensor};
 use burn::module::ParamId;
@@ -49,6 +53,8 @@ pub(super) enum Round {
         thread: ThreadId,
         /// Decided by the switch when backward began.
         sync: bool,
+        /// Samples behind this pass, which its gradients are multiplied by; 1 unless the mean is one over samples.
+        samples: u64,
         /// The leaf of each occurrence that has a return step in this graph.
         fired: Vec<Option<NodeId>>,
         closing: Closing,
@@ -73,12 +79,15 @@ pub(super) struct State {
     /// Parent of the return steps that this thread records until the next pass ends (see [`Ladder::anchor`]). Not one for all
     /// threads: what they record would wait for one another in Burn's graph.
     pub(super) anchor: Option<(ThreadId, Tensor<1>)>,
-    /// Backward passes accumulated since the last synchronised one.
+    /// Backward passes accumulated since the last synchronised one, and the samples behind them.
     pub(super) accumulated: u32,
+    pub(super) samples: u64,
     pub(super) synchronised: u64,
+    /// The verdict of the last synchronised pass.
+    pub(super) not_finite: Option<NonFinite>,
     /// Slots that some rank has used.
     pub(super) ever_used: Vec<bool>,
-    failure: Option<ReducerError>,
+    pub(super) failure: Option<ReducerError>,
 }
 
 /// The state of one wrapped model on this rank. Its hooks and the backward steps they record
@@ -94,6 +103,7 @@ pub(crate) struct Session {
     pub(super) rungs: Vec<AtomicUsize>,
     /// `None` in a world of one: gradients then stay tensors and nothing is copied.
     pub(super) reducer: Option<Mutex<Reducer>>,
+    pub(super) rule: Rule,
     switch: Arc<SyncSwitch>,
     pub(super) sessions: Arc<Sessions>,
     pub(super) state: Mutex<State>,
@@ -105,7 +115,7 @@ impl Session {
         layout: Layout,
         occurrences: Vec<Occurrence>,
         reducer: Option<Reducer>,
-        learn_uses: bool,
+        config: &WrapConfig,
         switch: Arc<SyncSwitch>,
         sessions: Arc<Sessions>,
     ) -> Arc<Self> {
@@ -121,15 +131,18 @@ impl Session {
             fields,
             rungs: (0..slots).map(AtomicUsize::new).collect(),
             reducer: reducer.map(Mutex::new),
+            rule: config.rule(),
             switch,
             sessions: sessions.clone(),
             state: Mutex::new(State {
-                uses: UseCounter::new(slots, learn_uses),
+                uses: UseCounter::new(slots, config.learn_uses),
                 store: GradientStore::new(slots),
                 round: Round::Idle,
                 anchor: None,
                 accumulated: 0,
+                samples: 0,
                 synchronised: 0,
+                not_finite: None,
                 ever_used: vec![false; slots],
                 failure: None,
             }),
@@ -147,6 +160,11 @@ impl Session {
 
     pub(crate) fn trace(&self) -> Option<RoundTrace> {
         self.reducer.as_ref().map(|r| lock(r).trace().clone())
+    }
+
+    /// The verdict of the last synchronised pass.
+    pub(crate) fn not_finite(&self) -> Option<NonFinite> {
+        lock(&self.state).not_finite.clone()
     }
 
     /// Rungs that the ladder of this model needs.
@@ -259,13 +277,22 @@ impl Session {
         if let Some(failure) = &state.failure {
             return Err(failure.clone());
         }
-        let sync = self.open::<B>(state, tap)?;
+        let (sync, samples) = self.open::<B>(state, tap)?;
         let slot = tap.use_.slot;
         let fired = state.uses.fired(tap.use_);
-        state
-            .store
-            .add::<B>(slot, gradient)
-            .map_err(|e| self.changed(slot, e))?;
+        let gradient = match samples {
+            // The mean over no sample is no number.
+            0 => {
+                state.store.locate::<B>(&gradient);
+                None
+            }
+            1 => Some(gradient),
+            samples => Some(B::float_mul_scalar(gradient, (samples as f64).into())),
+        };
+        if let Some(gradient) = gradient {
+            let added = state.store.add::<B>(slot, gradient);
+            added.map_err(|e| self.changed(slot, e))?;
+        }
         let Some(reducer) = self.reducer.as_ref().filter(|_| sync) else {
             return Ok(());
         };
@@ -275,14 +302,15 @@ impl Session {
         }
     }
 
-    /// Opens the round if this is its first gradient; whether it synchronises.
-    fn open<B: Backend>(&self, state: &mut State, tap: &Tap) -> Result<bool> {
+    /// Opens the round if this is its first gradient; whether it synchronises, and the samples behind it.
+    fn open<B: Backend>(&self, state: &mut State, tap: &Tap) -> Result<(bool, u64)> {
         let path = || self.layout.params[tap.use_.slot].path.clone();
         let rank = self.rank;
         let current = thread::current().id();
         if let Round::Open {
             thread,
             sync,
+            samples,
             fired,
             ..
         } = &mut state.round
@@ -295,7 +323,7 @@ impl Session {
             if leaf != tap.leaf {
                 return Err(ReducerError::TwoLeaves { rank, path: path() });
             }
-            return Ok(*sync);
+            return Ok((*sync, *samples));
         }
         if let Round::Closed {
             thread, unserved, ..
@@ -306,19 +334,32 @@ impl Session {
             return Err(ReducerError::Concurrent { rank, path: path() });
         }
         let sync = self.switch.is_on();
+        let weighted = self.rule.reduction == Reduction::WeightedMean;
+        let samples = match (self.switch.samples(), weighted) {
+            (Some(samples), true) => samples,
+            (None, false) => 1,
+            (None, true) => return Err(ReducerError::NoWeight { rank, path: path() }),
+            (Some(_), false) => return Err(ReducerError::UnexpectedWeight { rank, path: path() }),
+        };
         let mut fired = vec![None; self.occurrences.len()];
         fired[tap.occurrence] = tap.leaf;
         state.round = Round::Open {
             thread: current,
             sync,
+            samples,
             fired,
             closing: Closing::of::<B>(),
             flushed: false,
         };
         if let Some(reducer) = self.reducer.as_ref().filter(|_| sync) {
-            lock(reducer).begin(state.accumulated + 1);
+            lock(reducer).begin(Contribution {
+                active: true,
+                changed: false,
+                window: state.accumulated + 1,
+                samples: state.samples + samples,
+            });
         }
-        Ok(sync)
+        Ok((sync, samples))
     }
 
     pub(super) fn pack<B: Backend>(
@@ -357,11 +398,16 @@ impl Session {
     /// Burn's `backward` cannot return an error: poison the model, tell the peers, panic with
     /// a payload that [`try_backward`](crate::try_backward) turns back into the error.
     pub(super) fn fail(&self, error: ReducerError) -> ! {
+        self.poison(&error);
+        BackwardPanic::raise(error)
+    }
+
+    /// No later pass can succeed, here or on a peer.
+    pub(super) fn poison(&self, error: &ReducerError) {
         lock(&self.state).failure.get_or_insert(error.clone());
         if let Some(reducer) = &self.reducer {
             let group = lock(reducer).group().clone();
             group.abort(&error.to_string());
         }
-        BackwardPanic::raise(error)
     }
 }

@@ -6,21 +6,35 @@ use std::sync::{
     atomic::{AtomicUsize, Ordering},
 };
 
-/// Whether backward passes synchronise: off while any `no_sync` guard lives.
+/// What the training script says of the backward passes to come.
 #[derive(Debug, Default)]
-pub(crate) struct SyncSwitch(AtomicUsize);
+pub(crate) struct SyncSwitch {
+    /// `no_sync` guards that live. Backward passes synchronise while there are none.
+    held: AtomicUsize,
+    /// The number of samples, inside `weighted`.
+    samples: Mutex<Option<u64>>,
+}
 
 impl SyncSwitch {
     pub(crate) fn hold(&self) {
-        self.0.fetch_add(1, Ordering::Relaxed);
+        self.held.fetch_add(1, Ordering::Relaxed);
     }
 
     pub(crate) fn release(&self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+        self.held.fetch_sub(1, Ordering::Relaxed);
     }
 
     pub(super) fn is_on(&self) -> bool {
-        self.0.load(Ordering::Relaxed) == 0
+        self.held.load(Ordering::Relaxed) == 0
+    }
+
+    /// Sets the number of samples and returns what it was.
+    pub(crate) fn weigh(&self, samples: Option<u64>) -> Option<u64> {
+        std::mem::replace(&mut *lock(&self.samples), samples)
+    }
+
+    pub(super) fn samples(&self) -> Option<u64> {
+        *lock(&self.samples)
     }
 }
 

@@ -39,13 +39,18 @@ impl GradientStore {
         slot: usize,
         gradient: FloatTensor<B>,
     ) -> Result<(), BackendChanged> {
+        self.locate::<B>(&gradient);
+        let sum = &mut self.current[slot];
+        *sum = join::<B>(sum.take(), Some(Box::new(gradient)))?;
+        Ok(())
+    }
+
+    /// Notes where the gradients live.
+    pub(super) fn locate<B: Backend>(&mut self, gradient: &FloatTensor<B>) {
         let device = gradient.device();
         if self.device::<B>().as_ref() != Some(&device) {
             self.device = Some(Box::new(device));
         }
-        let sum = &mut self.current[slot];
-        *sum = join::<B>(sum.take(), Some(Box::new(gradient)))?;
-        Ok(())
     }
 
     /// Ends a pass that does not synchronise.

@@ -1,10 +1,18 @@
 //! One bucket on its way: filled on the backward thread, reduced and emptied on the communication
 //! thread.
 
-use super::{plan::BucketPlan, tail};
-use crate::group::{DType, GroupBuffer, GroupError, ReduceOp, reduce::reduce_into};
+use super::{
+    comm_hook::GradBucket,
+    control::{Contribution, own_flag},
+    elements,
+    layout::ParamSpec,
+    plan::BucketPlan,
+    round::Round,
+    tail,
+};
+use crate::group::{DType, GroupBuffer, GroupError, ProcessGroup, ReduceOp, reduce::reduce_into};
 use burn::tensor::{Bytes, TensorData};
-use std::time::Instant;
+use std::{iter::repeat_n, time::Instant};
 
 /// A bucket that is at home: no operation is using its buffer.
 #[derive(Debug)]
@@ -54,68 +62,132 @@ impl Bucket {
         );
     }
 
-    /// Zeros for what this rank did not use, and the control tail; `windows` in the first bucket.
-    pub(super) fn seal(&mut self, windows: &[u8]) {
+    /// Zeros for what this rank did not use, and the control tail: the used flags, room for the finite flags, and `control` in the
+    /// first bucket.
+    pub(super) fn seal(&mut self, control: &[u8]) {
         let input = self.buffer.input();
         for (place, gradient) in self.plan.placements.iter().zip(&self.gradients) {
             if gradient.is_none() {
                 input[place.offset..place.offset + place.bytes].fill(0);
             }
         }
-        let flags = self.gradients.iter().map(|g| u8::from(g.is_some()));
+        let used = self.gradients.iter().map(|g| u8::from(g.is_some()));
+        let room = self.plan.tail_elements - self.gradients.len() - control.len();
         let range = self.plan.data_bytes..self.plan.bytes();
         tail::write(
             &mut input[range],
             self.plan.dtype,
-            flags.chain(windows.iter().copied()),
+            used.chain(repeat_n(0, room)).chain(control.iter().copied()),
         );
     }
 
     /// Reduces the bucket and takes the result out of it. Runs on the communication thread.
     pub(super) fn reduce(
         mut self,
-        op: ReduceOp,
-        shapes: &[Vec<usize>],
+        index: usize,
+        round: &Round,
+        group: &dyn ProcessGroup,
+        specs: &[ParamSpec],
     ) -> Result<Reduced, GroupError> {
         let started = Instant::now();
         let dtype = self.plan.dtype;
-        self.buffer.all_reduce(self.plan.bytes(), dtype, op)?;
-        let output = self.buffer.output();
-        let mut tail = tail::read(&output[self.plan.data_bytes..self.plan.bytes()], dtype);
-        for ((place, gradient), shape) in self
-            .plan
-            .placements
-            .iter()
-            .zip(&mut self.gradients)
-            .zip(shapes)
-        {
-            // Unused on every rank: no gradient, so that no decay or momentum step is made on it.
-            let used = tail.next().is_some_and(|flag| flag > 0.0);
-            let reduced = &output[place.offset..place.offset + place.bytes];
-            *gradient = match (used, gradient.take()) {
-                (false, _) => None,
-                (true, Some(mut own)) => {
-                    TensorData::with_bytes_mut([&mut own], |mut storage| {
-                        if let Some(bytes) = storage.pop() {
-                            bytes.copy_from_slice(reduced);
-                        }
-                    });
-                    Some(own)
-                }
-                (true, None) => Some(TensorData::from_bytes(
-                    aligned(reduced, dtype),
-                    shape.clone(),
-                    dtype.into(),
-                )),
-            };
+        let check_finite = round.rule.check_finite;
+        if check_finite {
+            self.flag_own(group);
         }
-        let windows = tail.collect();
+        let tail = self.communicate(index, round, group, specs)?;
+        let mut tail = tail.into_iter().map(|x| x * round.to_sum());
+        let used: Vec<bool> = tail
+            .by_ref()
+            .take(specs.len())
+            .map(|flag| flag > 0.0)
+            .collect();
+        let flags = if check_finite { group.world_size() } else { 0 };
+        let flagged: Vec<usize> = tail
+            .by_ref()
+            .take(flags)
+            .enumerate()
+            .filter_map(|(rank, flag)| (flag > 0.5).then_some(rank))
+            .collect();
+        if index == 0 {
+            round.learn(Contribution::read(&tail.collect::<Vec<_>>()));
+        }
+        let factor = round.factor();
+        let output = match round.rule.hook {
+            None => self.buffer.output(),
+            Some(_) => self.buffer.input(),
+        };
+        let mut infinite = None;
+        let places = self.plan.placements.iter().zip(&mut self.gradients);
+        for (((place, gradient), spec), used) in places.zip(specs).zip(used) {
+            let reduced = &output[place.offset..place.offset + place.bytes];
+            let own = gradient.take();
+            // Unused on every rank: no gradient, so that no decay or momentum step is made on it.
+            let Some(factor) = factor.filter(|_| used) else {
+                continue;
+            };
+            let mut result = match own {
+                Some(own) => own,
+                None => {
+                    let room = aligned(reduced, dtype);
+                    TensorData::from_bytes(room, spec.shape.clone(), dtype.into())
+                }
+            };
+            TensorData::with_bytes_mut([&mut result], |mut storage| {
+                let Some(bytes) = storage.pop() else { return };
+                bytes.copy_from_slice(reduced);
+                if factor != 1.0 {
+                    elements::scale(bytes, dtype, factor);
+                }
+                if check_finite && infinite.is_none() && !elements::all_finite(bytes, dtype) {
+                    infinite = Some(spec.path.clone());
+                }
+            });
+            *gradient = Some(result);
+        }
         Ok(Reduced {
             bucket: self,
-            windows,
+            not_finite: infinite.map(|path| (path, flagged)),
             started,
             finished: Instant::now(),
         })
+    }
+
+    /// Sets this rank's finite flag if one of its gradients is not.
+    fn flag_own(&mut self, group: &dyn ProcessGroup) {
+        let dtype = self.plan.dtype;
+        let input = self.buffer.input();
+        let set = !elements::all_finite(&input[..self.plan.data_bytes], dtype);
+        let start = self.plan.data_bytes + self.plan.placements.len() * dtype.size();
+        tail::write(&mut input[start..], dtype, own_flag(group, set).into_iter());
+    }
+
+    /// Reduces data and tail over the ranks, by the rule's hook if there is one; the tail.
+    fn communicate(
+        &mut self,
+        index: usize,
+        round: &Round,
+        group: &dyn ProcessGroup,
+        specs: &[ParamSpec],
+    ) -> Result<Vec<f64>, GroupError> {
+        let (dtype, bytes, data_bytes) = (self.plan.dtype, self.plan.bytes(), self.plan.data_bytes);
+        let op = round.collective();
+        let Some(hook) = &round.rule.hook else {
+            self.buffer.all_reduce(bytes, dtype, op)?;
+            let tail = &self.buffer.output()[data_bytes..bytes];
+            return Ok(tail::read(tail, dtype).collect());
+        };
+        let (data, tail) = self.buffer.input()[..bytes].split_at_mut(data_bytes);
+        hook.reduce(&mut GradBucket {
+            index,
+            group,
+            dtype,
+            data,
+            places: &self.plan.placements,
+            specs,
+        })?;
+        group.all_reduce(tail, dtype, op)?;
+        Ok(tail::read(tail, dtype).collect())
     }
 }
 
@@ -124,8 +196,8 @@ impl Bucket {
 pub(super) struct Reduced {
     /// Its `gradients` are the reduced ones; `None` where no rank used the parameter.
     pub(super) bucket: Bucket,
-    /// The ranks' window lengths as they were reduced, in the first bucket.
-    pub(super) windows: Vec<f64>,
+    /// The first parameter with a NaN or an infinity, and the ranks that sent one.
+    pub(super) not_finite: Option<(String, Vec<usize>)>,
     pub(super) started: Instant,
     pub(super) finished: Instant,
 }

@@ -33,8 +33,8 @@ pub enum ReducerError {
     UnequalWindows {
         /// The rank that reports.
         rank: usize,
-        /// Backward passes in the window of each rank, in rank order, modulo 128.
-        windows: Vec<u32>,
+        /// Backward passes in the window of each rank, in rank order, modulo 128; `None` for a rank that has run out of data.
+        windows: Vec<Option<u32>>,
     },
     /// The gradient has another element type than the parameter had at wrap.
     #[error(
@@ -105,6 +105,38 @@ pub enum ReducerError {
         /// The rank that reports.
         rank: usize,
     },
+    /// A backward pass of a model whose gradients are a mean over samples, without the number of this rank's samples.
+    #[error(
+        "rank {rank}: the model of `{path}` is wrapped with `Reduction::WeightedMean`, and this backward pass does not say how many samples this rank has: \
+         run it as `ddp.weighted(samples, || loss.backward())`"
+    )]
+    NoWeight {
+        /// The rank that reports.
+        rank: usize,
+        /// Module path of a parameter.
+        path: String,
+    },
+    /// A number of samples was given for a model whose gradients are a plain mean or sum over ranks.
+    #[error(
+        "rank {rank}: `ddp.weighted` gives the number of samples to the model of `{path}`, which is wrapped with another reduction and would ignore it: \
+         wrap it with `WrapConfig::reduction(Reduction::WeightedMean)`"
+    )]
+    UnexpectedWeight {
+        /// The rank that reports.
+        rank: usize,
+        /// Module path of a parameter.
+        path: String,
+    },
+    /// `join` was called while gradients of this rank were still waiting for the end of their window.
+    #[error(
+        "rank {rank}: `join` was called with {passes} backward pass(es) accumulated under `no_sync`, which would be lost: close the window with a backward pass that synchronises first"
+    )]
+    JoinedInWindow {
+        /// The rank that reports.
+        rank: usize,
+        /// Accumulated passes.
+        passes: u32,
+    },
     /// A tensor's data could not be read from its device.
     #[error("rank {rank}: cannot read the gradient of `{path}`: {cause}")]
     Read {
@@ -121,10 +153,12 @@ pub enum ReducerError {
 }
 
 /// "3 backward pass(es) on rank(s) [0, 2], 4 on [1]".
-fn by_length(windows: &[u32]) -> String {
+fn by_length(windows: &[Option<u32>]) -> String {
     let mut ranks = BTreeMap::<u32, Vec<usize>>::new();
     for (rank, window) in windows.iter().enumerate() {
-        ranks.entry(*window).or_default().push(rank);
+        if let Some(window) = window {
+            ranks.entry(*window).or_default().push(rank);
+        }
     }
     let each = ranks
         .iter()

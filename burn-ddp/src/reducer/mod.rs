@@ -15,9 +15,14 @@
 //! backward passes run in another order still meet in the same operations.
 
 mod bucket;
+mod comm_hook;
+mod compress;
+mod control;
+mod elements;
 mod error;
 mod layout;
 mod plan;
+mod round;
 mod tail;
 mod trace;
 mod uses;
@@ -25,28 +30,32 @@ mod uses;
 #[cfg(test)]
 mod tests;
 
+pub use comm_hook::{BucketParam, CommHook, GradBucket};
+pub use compress::CompressHook;
+pub(crate) use control::Contribution;
+pub use control::NonFinite;
 pub use error::ReducerError;
 pub(crate) use layout::{Layout, ParamSpec};
 pub(crate) use plan::BucketCaps;
+pub(crate) use round::Rule;
 pub use trace::{BucketTrace, RoundTrace};
 pub(crate) use uses::{Fired, Use, UseCounter};
 
 use crate::{
     dtype,
-    group::{DType, ProcessGroup, ReduceOp, Work, WorkQueue},
+    group::{DType, ProcessGroup, Work, WorkQueue},
 };
 use bucket::{Bucket, Reduced};
 use burn::tensor::TensorData;
-use plan::{BucketPlan, assign};
+use control::WINDOW_MODULUS;
+use plan::{BucketPlan, TailSizes, assign};
+use round::Round;
 use std::{
     collections::VecDeque,
     sync::Arc,
     time::{Duration, Instant},
 };
 use trace::RoundClock;
-
-/// Window lengths are compared modulo this.
-const WINDOW_MODULUS: u32 = 128;
 
 type Result<T, E = ReducerError> = std::result::Result<T, E>;
 
@@ -67,12 +76,23 @@ pub(crate) struct Totals {
     pub(crate) overlapped: Duration,
 }
 
+/// What a round ends with; equal on all ranks.
+#[derive(Debug)]
+pub(crate) struct Outcome {
+    /// The reduced gradient of each slot, `None` where no rank used it.
+    pub(crate) gradients: Vec<Option<TensorData>>,
+    /// In rank order.
+    pub(crate) contributions: Vec<Contribution>,
+    /// What the check has found: the first parameter with a NaN or an infinity, and the ranks that sent one.
+    pub(crate) not_finite: Option<(String, Vec<usize>)>,
+}
+
 /// Averages the gradients of one wrapped model over the ranks of a group.
 #[derive(Debug)]
 pub(crate) struct Reducer {
     layout: Layout,
     caps: BucketCaps,
-    op: ReduceOp,
+    rule: Rule,
     group: Arc<dyn ProcessGroup>,
     queue: WorkQueue,
     /// `None` while a bucket is with the communication thread.
@@ -82,8 +102,8 @@ pub(crate) struct Reducer {
     /// The next bucket to launch; those before are in flight or back.
     next: usize,
     in_flight: VecDeque<Work<Result<Reduced, crate::group::GroupError>>>,
-    /// Backward passes in the accumulation window that the current round closes.
-    window: u32,
+    own: Contribution,
+    round: Arc<Round>,
     clock: RoundClock,
     current: RoundTrace,
     last: RoundTrace,
@@ -96,7 +116,7 @@ impl Reducer {
         group: Arc<dyn ProcessGroup>,
         layout: Layout,
         caps: BucketCaps,
-        op: ReduceOp,
+        rule: Rule,
     ) -> Result<Self> {
         let queue =
             WorkQueue::new("ddp-comm").map_err(|e| crate::group::GroupError::Transport {
@@ -108,13 +128,14 @@ impl Reducer {
             places: vec![(0, 0); layout.len()],
             layout,
             caps,
-            op,
+            round: Arc::new(Round::new(rule.clone(), group.world_size())),
+            rule,
             group,
             queue,
             buckets: Vec::new(),
             next: 0,
             in_flight: VecDeque::new(),
-            window: 1,
+            own: Contribution::default(),
             clock: RoundClock::start(),
             current: RoundTrace::default(),
             last: RoundTrace::default(),
@@ -146,7 +167,7 @@ impl Reducer {
     fn make_buckets(&mut self, order: &[usize]) -> Result<()> {
         // The old buckets' memory is given back before the new is taken.
         self.buckets.clear();
-        for plan in assign(&self.layout, order, self.caps, self.group.world_size()) {
+        for plan in self.assign(order) {
             for (index, place) in plan.placements.iter().enumerate() {
                 self.places[place.slot] = (self.buckets.len(), index);
             }
@@ -157,9 +178,19 @@ impl Reducer {
         Ok(())
     }
 
-    /// Opens a round that closes an accumulation window of `window` backward passes.
-    pub(crate) fn begin(&mut self, window: u32) {
-        self.window = window;
+    fn assign(&self, order: &[usize]) -> Vec<BucketPlan> {
+        let ranks = self.group.world_size();
+        let tail = TailSizes {
+            each: if self.rule.check_finite { ranks } else { 0 },
+            first: ranks * Contribution::DIGITS,
+        };
+        assign(&self.layout, order, self.caps, tail)
+    }
+
+    /// Opens a round, to which this rank contributes `own`.
+    pub(crate) fn begin(&mut self, own: Contribution) {
+        self.own = own;
+        self.round = Arc::new(Round::new(self.rule.clone(), self.group.world_size()));
         self.next = 0;
         self.clock = RoundClock::start();
         self.current = RoundTrace::default();
@@ -223,57 +254,46 @@ impl Reducer {
             return Err(ReducerError::Interrupted { rank: self.rank() });
         };
         self.next += 1;
-        let windows = if index == 0 {
-            self.window_codes()
-        } else {
-            Vec::new()
+        let control = match index {
+            0 => self.own.digits(self.rank(), self.group.world_size()),
+            _ => Vec::new(),
         };
-        bucket.seal(&windows);
-        let layout = &self.layout;
+        bucket.seal(&control);
         let slots = bucket.plan.placements.iter().map(|p| p.slot);
+        let specs: Vec<ParamSpec> = slots.map(|s| self.layout.params[s].clone()).collect();
         self.current.buckets.push(BucketTrace {
-            parameters: slots
-                .clone()
-                .map(|s| layout.params[s].path.clone())
-                .collect(),
+            parameters: specs.iter().map(|spec| spec.path.clone()).collect(),
             bytes: bucket.plan.bytes(),
             launched: self.clock.now(),
             ..Default::default()
         });
-        let shapes: Vec<Vec<usize>> = slots.map(|s| layout.params[s].shape.clone()).collect();
-        let op = self.op;
+        let (round, group) = (self.round.clone(), self.group.clone());
         self.totals.collectives += 1;
-        self.in_flight
-            .push_back(self.queue.submit(move || bucket.reduce(op, &shapes)));
+        self.in_flight.push_back(
+            self.queue
+                .submit(move || bucket.reduce(index, &round, &*group, &specs)),
+        );
         Ok(())
     }
 
-    /// This rank's window length in its own place. They travel as small whole numbers, exact in every element type.
-    fn window_codes(&self) -> Vec<u8> {
-        let mut codes = vec![0; self.group.world_size()];
-        codes[self.rank()] = (self.window % WINDOW_MODULUS) as u8;
-        codes
-    }
-
-    /// Blocks until all buckets are back and returns the reduced gradient of each slot, `None` where
-    /// no rank used it. After [`launch_rest`](Self::launch_rest).
-    pub(crate) fn wait(&mut self) -> Result<Vec<Option<TensorData>>> {
+    /// Blocks until all buckets are back. After [`launch_rest`](Self::launch_rest).
+    pub(crate) fn wait(&mut self) -> Result<Outcome> {
         let mut gradients: Vec<Option<TensorData>> = vec![None; self.layout.len()];
-        let mut lengths = Vec::new();
+        let mut not_finite = None;
         for index in 0..self.buckets.len() {
             let Some(work) = self.in_flight.pop_front() else {
                 return Err(ReducerError::Interrupted { rank: self.rank() });
             };
             let Reduced {
                 mut bucket,
-                windows,
+                not_finite: found,
                 started,
                 finished,
             } = work.wait()??;
             for (place, gradient) in bucket.plan.placements.iter().zip(&mut bucket.gradients) {
                 gradients[place.slot] = gradient.take();
             }
-            lengths.extend(windows);
+            not_finite = not_finite.or(found);
             if let Some(trace) = self.current.buckets.get_mut(index) {
                 trace.started = self.clock.at(started);
                 trace.finished = self.clock.at(finished);
@@ -281,8 +301,13 @@ impl Reducer {
             self.buckets[index] = Some(bucket);
         }
         self.finish_trace(Instant::now());
-        self.check_windows(&lengths)?;
-        Ok(gradients)
+        let contributions = self.round.contributions().to_vec();
+        self.check_windows(&contributions)?;
+        Ok(Outcome {
+            gradients,
+            contributions,
+            not_finite,
+        })
     }
 
     fn finish_trace(&mut self, end: Instant) {
@@ -295,20 +320,19 @@ impl Reducer {
         self.totals.bytes_per_round = self.last.buckets.iter().map(|b| b.bytes).sum();
     }
 
-    /// `reduced` is the same on every rank, so all of them come to the same answer.
-    fn check_windows(&self, reduced: &[f64]) -> Result<()> {
-        let scale = match self.op {
-            ReduceOp::Mean => self.group.world_size() as f64,
-            _ => 1.0,
-        };
-        // A mean was rounded to the bucket's type, by less than half a pass.
-        let windows: Vec<u32> = reduced.iter().map(|n| (n * scale).round() as u32).collect();
+    /// Every rank has read the same, so all of them come to the same answer.
+    fn check_windows(&self, contributions: &[Contribution]) -> Result<()> {
+        let active = contributions.iter().filter(|rank| rank.active);
+        let windows: Vec<u32> = active.map(|rank| rank.window % WINDOW_MODULUS).collect();
         if windows.windows(2).all(|pair| pair[0] == pair[1]) {
             return Ok(());
         }
         Err(ReducerError::UnequalWindows {
             rank: self.rank(),
-            windows,
+            windows: contributions
+                .iter()
+                .map(|rank| rank.active.then_some(rank.window))
+                .collect(),
         })
     }
 
@@ -320,12 +344,7 @@ impl Reducer {
         self.totals.collectives += 1;
         let first_use: Vec<usize> = order.into_iter().map(|slot| slot as usize).collect();
         let reversed: Vec<usize> = first_use.iter().rev().copied().collect();
-        if self.plans().ne(&assign(
-            &self.layout,
-            &reversed,
-            self.caps,
-            self.group.world_size(),
-        )) {
+        if self.plans().ne(&self.assign(&reversed)) {
             self.make_buckets(&reversed)?;
         }
         Ok(first_use)

@@ -12,6 +12,15 @@ pub(crate) struct BucketCaps {
     pub(crate) rest: usize,
 }
 
+/// Elements of a tail beside those of the parameters.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct TailSizes {
+    /// In every bucket.
+    pub(crate) each: usize,
+    /// At the end of the first.
+    pub(crate) first: usize,
+}
+
 /// Where one parameter's gradient lies in its bucket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Placement {
@@ -24,8 +33,7 @@ pub(crate) struct Placement {
 
 /// One bucket: gradients of one element type back to back, then the control tail.
 ///
-/// The tail is one element per parameter (1 when this rank used it, else 0) and, in the first
-/// bucket of a plan, one per rank for the length of its accumulation window (0 in those of the others). It is reduced
+/// The tail is one element per parameter (1 when this rank used it, else 0), then what [`TailSizes`] says. It is reduced
 /// with the data, so that every rank learns what the others used without another round trip.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct BucketPlan {
@@ -53,7 +61,7 @@ pub(crate) fn assign(
     layout: &Layout,
     order: &[usize],
     caps: BucketCaps,
-    world_size: usize,
+    tail: TailSizes,
 ) -> Vec<BucketPlan> {
     struct Open {
         plan: BucketPlan,
@@ -71,7 +79,7 @@ pub(crate) fn assign(
                         dtype: spec.dtype,
                         placements: Vec::new(),
                         data_bytes: 0,
-                        tail_elements: 0,
+                        tail_elements: tail.each,
                     },
                     last: 0,
                 });
@@ -100,7 +108,7 @@ pub(crate) fn assign(
     done.sort_by_key(|b| b.last);
     let mut plans: Vec<BucketPlan> = done.into_iter().map(|b| b.plan).collect();
     if let Some(first) = plans.first_mut() {
-        first.tail_elements += world_size;
+        first.tail_elements += tail.first;
     }
     plans
 }
@@ -132,7 +140,12 @@ mod tests {
             first: 40,
             rest: 100,
         };
-        let plans = assign(&l, &[5, 4, 3, 2, 1, 0], caps, 3);
+        let plans = assign(
+            &l,
+            &[5, 4, 3, 2, 1, 0],
+            caps,
+            TailSizes { each: 2, first: 3 },
+        );
         assert_eq!(
             plans.iter().map(slots).collect::<Vec<_>>(),
             [vec![5], vec![4, 3, 2], vec![1, 0]]
@@ -146,10 +159,10 @@ mod tests {
             }
         );
         assert_eq!(
-            plans[0].tail_elements, 4,
-            "one used flag and the window length of each rank"
+            plans[0].tail_elements, 6,
+            "a used flag, and two and three elements more"
         );
-        assert_eq!(plans[1].bytes(), 120 + 3 * 4);
+        assert_eq!(plans[1].bytes(), 120 + (3 + 2) * 4);
     }
 
     #[test]
@@ -164,7 +177,7 @@ mod tests {
             first: 1 << 20,
             rest: 1 << 20,
         };
-        let plans = assign(&l, &[1, 0, 2, 3], caps, 2);
+        let plans = assign(&l, &[1, 0, 2, 3], caps, TailSizes::default());
         assert_eq!(
             plans.iter().map(slots).collect::<Vec<_>>(),
             [vec![0, 2], vec![1, 3]]
@@ -176,7 +189,7 @@ mod tests {
     fn a_parameter_larger_than_the_cap_has_a_bucket_of_its_own() {
         let l = layout(&[(1, DType::F32), (1000, DType::F32), (1, DType::F32)]);
         let caps = BucketCaps { first: 4, rest: 64 };
-        let plans = assign(&l, &[0, 1, 2], caps, 2);
+        let plans = assign(&l, &[0, 1, 2], caps, TailSizes::default());
         assert_eq!(
             plans.iter().map(slots).collect::<Vec<_>>(),
             [vec![0], vec![1], vec![2]]
@@ -185,6 +198,7 @@ mod tests {
 
     #[test]
     fn no_parameters_make_no_buckets() {
-        assert!(assign(&Layout::default(), &[], BucketCaps { first: 1, rest: 1 }, 2).is_empty());
+        let caps = BucketCaps { first: 1, rest: 1 };
+        assert!(assign(&Layout::default(), &[], caps, TailSizes::default()).is_empty());
     }
 }

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use super::*;
-use crate::group::thread::ThreadGroup;
+use crate::{config::Reduction, group::thread::ThreadGroup};
 use burn::tensor::{bf16, f16};
 use std::thread;
 
@@ -24,7 +24,7 @@ fn layout(shapes: &[(&str, usize, DType)]) -> Layout {
 fn ranks<T: Send>(
     world: usize,
     layout: &Layout,
-    op: ReduceOp,
+    reduction: Reduction,
     body: impl Fn(usize, Reducer) -> T + Sync,
 ) -> Vec<T> {
     let body = &body;
@@ -33,15 +33,30 @@ fn ranks<T: Send>(
             let layout = layout.clone();
             scope.spawn(move || {
                 let rank = group.rank();
+                let rule = Rule {
+                    reduction,
+                    check_finite: false,
+                    hook: None,
+                };
                 body(
                     rank,
-                    Reducer::new(Arc::new(group), layout, CAPS, op).unwrap(),
+                    Reducer::new(Arc::new(group), layout, CAPS, rule).unwrap(),
                 )
             })
         };
         let handles: Vec<_> = ThreadGroup::new(world).into_iter().map(run).collect();
         handles.into_iter().map(|h| h.join().unwrap()).collect()
     })
+}
+
+/// A rank that closes a window of so many passes.
+fn window(window: u32) -> Contribution {
+    Contribution {
+        active: true,
+        window,
+        samples: 1,
+        ..Default::default()
+    }
 }
 
 fn data(values: &[f32]) -> TensorData {
@@ -54,20 +69,26 @@ fn values(data: &Option<TensorData>) -> Option<Vec<f32>> {
 
 /// One round in which this rank has `gradients` (slot, value of all its elements), in that order.
 fn round(reducer: &mut Reducer, gradients: &[(usize, f32)]) -> Vec<Option<Vec<f32>>> {
-    reducer.begin(1);
+    reducer.begin(window(1));
     for &(slot, value) in gradients {
         let n = reducer.layout.params[slot].elements();
         reducer.pack(slot, data(&vec![value; n])).unwrap();
     }
     reducer.launch_rest().unwrap();
-    reducer.wait().unwrap().iter().map(values).collect()
+    reducer
+        .wait()
+        .unwrap()
+        .gradients
+        .iter()
+        .map(values)
+        .collect()
 }
 
 #[test]
 fn ddp_22_ranks_that_finish_in_another_order_do_not_mix_gradients() {
     // Two equal-shaped parameters, one bucket each; rank 0 has a first, rank 1 has b first.
     let l = layout(&[("a", 2, DType::F32), ("b", 2, DType::F32)]);
-    let all = ranks(2, &l, ReduceOp::Mean, |rank, mut reducer| {
+    let all = ranks(2, &l, Reduction::Mean, |rank, mut reducer| {
         assert_eq!(reducer.totals().buckets, 2);
         let order = if rank == 0 {
             [(0, 1.0), (1, 10.0)]
@@ -89,7 +110,7 @@ fn ddp_02_unused_on_some_ranks_counts_as_zero_and_on_all_as_none() {
         ("b", 2, DType::F32),
         ("c", 1, DType::F32),
     ]);
-    let all = ranks(3, &l, ReduceOp::Mean, |rank, mut reducer| {
+    let all = ranks(3, &l, Reduction::Mean, |rank, mut reducer| {
         let mut own = vec![(0, 3.0 * (rank + 1) as f32)];
         if rank == 1 {
             own.push((1, 9.0));
@@ -114,7 +135,7 @@ fn ddp_02_unused_on_some_ranks_counts_as_zero_and_on_all_as_none() {
 #[test]
 fn ddp_08_the_mean_is_the_default_and_the_sum_a_choice() {
     let l = layout(&[("w", 1, DType::F32)]);
-    for (op, expected) in [(ReduceOp::Mean, 2.0), (ReduceOp::Sum, 6.0)] {
+    for (op, expected) in [(Reduction::Mean, 2.0), (Reduction::Sum, 6.0)] {
         let all = ranks(3, &l, op, |rank, mut reducer| {
             round(&mut reducer, &[(0, (rank + 1) as f32)])
         });
@@ -129,8 +150,8 @@ fn halves_are_reduced_in_their_own_type() {
         ("b", 1, DType::BF16),
         ("d", 1, DType::F64),
     ]);
-    let all = ranks(4, &l, ReduceOp::Mean, |_, mut reducer| {
-        reducer.begin(1);
+    let all = ranks(4, &l, Reduction::Mean, |_, mut reducer| {
+        reducer.begin(window(1));
         // The sum of four would be infinite in f16; the mean is not.
         reducer
             .pack(0, TensorData::new(vec![f16::from_f32(30000.0)], [1]))
@@ -142,7 +163,7 @@ fn halves_are_reduced_in_their_own_type() {
             .pack(2, TensorData::new(vec![1e300f64], [1]))
             .unwrap();
         reducer.launch_rest().unwrap();
-        reducer.wait().unwrap()
+        reducer.wait().unwrap().gradients
     });
     for gradients in all {
         assert_eq!(
@@ -167,9 +188,9 @@ fn buckets_are_launched_as_soon_as_they_and_those_before_them_are_full() {
         ("b", 1, DType::F32),
         ("c", 1, DType::F32),
     ]);
-    ranks(1, &l, ReduceOp::Mean, |_, mut reducer| {
+    ranks(1, &l, Reduction::Mean, |_, mut reducer| {
         // Reverse registration order: c alone (first cap 4 bytes), then b and a.
-        reducer.begin(1);
+        reducer.begin(window(1));
         reducer.pack(1, data(&[1.0])).unwrap();
         reducer.pack(0, data(&[1.0])).unwrap();
         assert!(
@@ -183,15 +204,15 @@ fn buckets_are_launched_as_soon_as_they_and_those_before_them_are_full() {
             "both went out without waiting for the closing"
         );
         reducer.launch_rest().unwrap();
-        reducer.wait().unwrap();
+        reducer.wait().unwrap().gradients;
     });
 }
 
 #[test]
 fn a_gradient_after_its_bucket_was_launched_names_the_parameter() {
     let l = layout(&[("early", 1, DType::F32), ("other", 1, DType::F32)]);
-    ranks(1, &l, ReduceOp::Mean, |_, mut reducer| {
-        reducer.begin(1);
+    ranks(1, &l, Reduction::Mean, |_, mut reducer| {
+        reducer.begin(window(1));
         reducer.pack(1, data(&[1.0])).unwrap();
         let error = reducer.pack(1, data(&[1.0])).unwrap_err();
         assert!(
@@ -204,14 +225,14 @@ fn a_gradient_after_its_bucket_was_launched_names_the_parameter() {
 #[test]
 fn a_contribution_to_a_packed_gradient_is_added_while_its_bucket_is_here() {
     let l = layout(&[("a", 2, DType::F32), ("b", 1, DType::F32)]);
-    let all = ranks(2, &l, ReduceOp::Mean, |rank, mut reducer| {
-        reducer.begin(1);
+    let all = ranks(2, &l, Reduction::Mean, |rank, mut reducer| {
+        reducer.begin(window(1));
         // `b` is in the first bucket, so that `a` cannot be launched before it.
         reducer.pack(0, data(&[1.0, 2.0])).unwrap();
         reducer.pack(0, data(&[10.0, 20.0 * rank as f32])).unwrap();
         reducer.pack(1, data(&[1.0])).unwrap();
         reducer.launch_rest().unwrap();
-        values(&reducer.wait().unwrap()[0])
+        values(&reducer.wait().unwrap().gradients[0])
     });
     assert_eq!(all, [Some(vec![11.0, 12.0]), Some(vec![11.0, 12.0])]);
 }
@@ -219,8 +240,8 @@ fn a_contribution_to_a_packed_gradient_is_added_while_its_bucket_is_here() {
 #[test]
 fn wrong_type_and_size_name_the_parameter() {
     let l = layout(&[("w", 2, DType::F32)]);
-    ranks(1, &l, ReduceOp::Mean, |_, mut reducer| {
-        reducer.begin(1);
+    ranks(1, &l, Reduction::Mean, |_, mut reducer| {
+        reducer.begin(window(1));
         let error = reducer
             .pack(0, TensorData::new(vec![1.0f64; 2], [2]))
             .unwrap_err();
@@ -243,13 +264,13 @@ fn wrong_type_and_size_name_the_parameter() {
 #[test]
 fn ddp_04_windows_of_different_length_are_an_error() {
     let l = layout(&[("w", 1, DType::F32)]);
-    for op in [ReduceOp::Mean, ReduceOp::Sum] {
+    for op in [Reduction::Mean, Reduction::Sum] {
         // The mean of all is rank 1's own.
         let all = ranks(3, &l, op, |rank, mut reducer| {
-            reducer.begin([3, 4, 5][rank]);
+            reducer.begin(window([3, 4, 5][rank]));
             reducer.pack(0, data(&[1.0])).unwrap();
             reducer.launch_rest().unwrap();
-            reducer.wait().unwrap_err().to_string()
+            reducer.wait().map(|_| ()).unwrap_err().to_string()
         });
         for error in all {
             let counts = "3 backward pass(es) on rank(s) [0], 4 on [1], 5 on [2]";
@@ -262,10 +283,10 @@ fn ddp_04_windows_of_different_length_are_an_error() {
 fn ddp_04_windows_are_compared_exactly_in_every_element_type() {
     // 127 / 3 is no bf16 number: the mean of the ranks' window lengths is rounded.
     let l = layout(&[("w", 1, DType::BF16)]);
-    for op in [ReduceOp::Mean, ReduceOp::Sum] {
+    for op in [Reduction::Mean, Reduction::Sum] {
         for (last, equal) in [(127, true), (126, false)] {
             ranks(3, &l, op, |rank, mut reducer| {
-                reducer.begin(if rank == 2 { last } else { 127 });
+                reducer.begin(window(if rank == 2 { last } else { 127 }));
                 let one = TensorData::new(vec![bf16::from_f32(1.0)], [1]);
                 reducer.pack(0, one).unwrap();
                 reducer.launch_rest().unwrap();
@@ -282,7 +303,7 @@ fn ddp_22_the_order_of_rank_0_decides_the_new_buckets() {
         ("b", 1, DType::F32),
         ("c", 1, DType::F32),
     ]);
-    let all = ranks(2, &l, ReduceOp::Mean, |rank, mut reducer| {
+    let all = ranks(2, &l, Reduction::Mean, |rank, mut reducer| {
         round(&mut reducer, &[(0, 1.0), (1, 1.0), (2, 1.0)]);
         let order = reducer
             .rebuild(if rank == 0 { &[1, 2, 0] } else { &[0, 1, 2] })
@@ -308,15 +329,15 @@ fn ddp_22_the_order_of_rank_0_decides_the_new_buckets() {
 #[test]
 fn ddp_38_gradients_that_were_handed_out_are_not_overwritten() {
     let l = layout(&[("w", 2, DType::F32)]);
-    ranks(2, &l, ReduceOp::Mean, |rank, mut reducer| {
+    ranks(2, &l, Reduction::Mean, |rank, mut reducer| {
         let mut kept = Vec::new();
         for step in 0..3 {
-            reducer.begin(1);
+            reducer.begin(window(1));
             reducer
                 .pack(0, data(&[(step * 2 + rank) as f32; 2]))
                 .unwrap();
             reducer.launch_rest().unwrap();
-            kept.push(reducer.wait().unwrap().remove(0));
+            kept.push(reducer.wait().unwrap().gradients.remove(0));
         }
         let kept: Vec<_> = kept.iter().map(values).collect();
         assert_eq!(

@@ -1,0 +1,91 @@
+//! What a training script says of a step, and hears of it.
+
+use crate::{Ddp, Error, NonFinite, autodiff::join, autodiff::sessions::SyncSwitch};
+use burn::{module::Module, optim::GradientsParams};
+
+impl Ddp {
+    /// Runs `f`, whose backward passes are those of `samples` samples (or tokens) of this rank.
+    ///
+    /// For models wrapped with [`Reduction::WeightedMean`](crate::Reduction::WeightedMean), all of whose backward passes need it. With a loss that is the mean over the rank's
+    /// samples, the reduced gradient is that of the mean over the samples of all ranks, and of all passes of an accumulation window. A rank
+    /// without any passes 0: its gradients, which may be no numbers then, do not count.
+    ///
+    /// ```
+    /// # use burn::{module::{Module, Param}, optim::GradientsParams, prelude::*};
+    /// # use burn_ddp::{Ddp, Reduction, WrapConfig};
+    /// # #[derive(Module, Debug)]
+    /// # struct Scale { w: Param<Tensor<1>> }
+    /// # fn train(ddp: Ddp) -> Result<(), burn_ddp::Error> {
+    /// # let device = ddp.device(Device::flex())?.autodiff();
+    /// # let model = Scale { w: Param::from_tensor(Tensor::ones([1], &device)) };
+    /// let config = WrapConfig::new().reduction(Reduction::WeightedMean);
+    /// let model = ddp.wrap_with(model, config)?;
+    /// let samples = if ddp.is_main() { 1 } else { 3 };
+    /// let loss = (model.w.val() * Tensor::<1>::ones([samples], &device)).mean();
+    /// let grads = ddp.weighted(samples, || loss.backward());
+    /// let grads = GradientsParams::from_grads(grads, &model);
+    /// # assert_eq!(grads.get::<1>(model.w.id).map(|g| g.into_scalar::<f32>()), Some(1.0));
+    /// # Ok(())
+    /// # }
+    /// # fn main() -> Result<(), burn_ddp::Error> { burn_ddp::launch(train) }
+    /// ```
+    pub fn weighted<R>(&self, samples: usize, f: impl FnOnce() -> R) -> R {
+        struct Restore<'a>(&'a SyncSwitch, Option<u64>);
+        impl Drop for Restore<'_> {
+            fn drop(&mut self) {
+                self.0.weigh(self.1);
+            }
+        }
+        let switch = self.switch();
+        let _restore = Restore(switch, switch.weigh(Some(samples as u64)));
+        f()
+    }
+
+    /// Answers the backward passes of the ranks that have more data, until all have come here. Collective in the end: every rank calls it
+    /// after its last step of an epoch with uneven data; blocks until all have.
+    ///
+    /// Means are over the ranks that still have data. For every step that they make, `step` is called with the reduced gradients and must do
+    /// what the loop does with them, the same on every rank: so the replicas, and their optimizers' states, stay equal.
+    ///
+    /// Other collectives of the loop (a metric, a barrier) are not answered: leave them out of loops of uneven length. Of several wrapped models each
+    /// is joined by a call of its own; those that are trained in turn, from threads of their own.
+    ///
+    /// ```
+    /// # use burn::{nn::LinearConfig, optim::{GradientsParams, SgdConfig}, prelude::*};
+    /// # use burn_ddp::Ddp;
+    /// # fn train(ddp: Ddp) -> Result<(), burn_ddp::Error> {
+    /// # let device = ddp.device(Device::flex())?.autodiff();
+    /// let mut model = ddp.wrap(LinearConfig::new(4, 2).init(&device))?;
+    /// let mut optim = SgdConfig::new().init();
+    /// for _ in 0..3 + ddp.rank() {
+    ///     let loss = model.forward(Tensor::<2>::ones([8, 4], &device)).mean();
+    ///     let grads = GradientsParams::from_grads(loss.backward(), &model);
+    ///     model = optim.step(0.1, model, grads);
+    /// }
+    /// model = ddp.join(model, |model, grads| optim.step(0.1, model, grads))?;
+    /// ddp.check_replicas(&model)
+    /// # }
+    /// # fn main() -> Result<(), burn_ddp::Error> { burn_ddp::launch(train) }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Reducer`] when a peer dies or leaves without joining, or when this rank has accumulated gradients that no pass has reduced.
+    pub fn join<M: Module>(
+        &self,
+        mut model: M,
+        mut step: impl FnMut(M, GradientsParams) -> M,
+    ) -> Result<M, Error> {
+        while let Some(gradients) = join::answer(&model)? {
+            model = step(model, gradients);
+        }
+        Ok(model)
+    }
+
+    /// What was wrong with the last synchronised backward pass, if it gave no gradients because some were no numbers
+    /// ([`NonFinitePolicy::Skip`](crate::NonFinitePolicy::Skip)); the same on every rank. Of several wrapped models, the first of which that is true. Local.
+    pub fn non_finite(&self) -> Option<NonFinite> {
+        let sessions = self.sessions().live();
+        sessions.iter().find_map(|session| session.not_finite())
+    }
+}

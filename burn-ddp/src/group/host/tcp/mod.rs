@@ -1,8 +1,9 @@
 //! A group over TCP: a full mesh of connections among its ranks.
 //!
 //! The fallback where shared memory is not to be had. See [`collectives`] for the algorithms,
-//! [`exchange`] for how bytes move and how differences and failures are noticed, [`mesh`] for the connections.
+//! [`exchange`] for how bytes move and how differences and failures are noticed, [`mesh`] and [`call`] for the connections.
 
+mod call;
 mod collectives;
 mod exchange;
 pub(super) mod mesh;

@@ -253,9 +253,31 @@ fn ddp_20_exit_codes_and_signals_are_passed_on() {
         assert_eq!(ended.code, Some(code), "{ended:#?}");
         ended.says(&["rank 1 of 3 failed first", words, "ended by the launcher"]);
     }
-    let ended = Run::start(&["--nproc", "2"], &["/no/such/program"], &[]).wait();
-    assert_eq!(ended.code, Some(1));
-    ended.says(&["could not start rank 0 (/no/such/program)"]);
+}
+
+#[test]
+fn a_program_that_cannot_be_found_is_named() {
+    let script = tempfile::tempdir().unwrap();
+    let script = script.path().join("script");
+    std::fs::write(&script, "#!/no/such/shell\n").unwrap();
+    let executable = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(&script, executable).unwrap();
+    let script = script.to_str().unwrap();
+    for (program, text) in [
+        (
+            "/no/such/program",
+            "the program was not found: there is no /no/such/program",
+        ),
+        (
+            "no-such-program",
+            "the program was not found: no no-such-program in PATH",
+        ),
+        (script, "not what its first line says to run it with"),
+    ] {
+        let ended = Run::start(&["--nproc", "2"], &[program], &[]).wait();
+        assert_eq!(ended.code, Some(1));
+        ended.says(&[&format!("could not start rank 0 ({program}): "), text]);
+    }
 }
 
 #[test]

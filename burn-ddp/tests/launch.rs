@@ -3,20 +3,21 @@
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+#[path = "common/marked.rs"]
+mod marked;
+
 use burn_ddp::launch::{self, LaunchError, Launcher};
+use marked::{Marked, SCRATCH};
 use rustix::process::{Pid, Signal, getpid, kill_process};
 use std::{
     env, fmt, fs,
     io::Read,
     net::{TcpListener, TcpStream},
     path::{Path, PathBuf},
-    process::{self, Child, Command, Stdio},
-    sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
-    },
+    process::{self, Command, Stdio},
+    sync::{Arc, atomic::AtomicBool},
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 /// After this everything is killed and the test fails.
@@ -92,7 +93,7 @@ fn variable(name: &str) -> String {
 }
 
 fn scratch(name: &str) -> PathBuf {
-    Path::new(&variable("LAUNCH_SCRATCH")).join(name)
+    Path::new(&variable(SCRATCH)).join(name)
 }
 
 fn wait_for(path: &Path) {
@@ -230,13 +231,8 @@ fn environment(rank: &str) {
 
 // ---- the tests' side
 
-/// A running launcher, and a mark by which all of its descendants are known, wherever they are in the process tree.
-struct Run {
-    launcher: Child,
-    mark: String,
-    scratch: tempfile::TempDir,
-    started: Instant,
-}
+/// A running launcher.
+struct Run(Marked);
 
 struct Ended {
     code: Option<i32>,
@@ -246,81 +242,40 @@ struct Ended {
 
 impl Run {
     fn start(program: &str, variables: &[(&str, &str)]) -> Self {
-        static COUNT: AtomicUsize = AtomicUsize::new(0);
-        let mark = format!(
-            "LAUNCH_MARK={}-{}",
-            process::id(),
-            COUNT.fetch_add(1, Ordering::Relaxed)
-        );
-        let scratch = tempfile::tempdir().unwrap();
-        let (name, value) = mark.split_once('=').unwrap();
-        // Quiet: rank 0's harness would leave a line open, into which the other ranks' lines would fall.
-        let launcher = Command::new(env::current_exe().unwrap())
-            .args([
-                "--exact",
-                "program",
-                "--nocapture",
-                "--test-threads=1",
-                "--quiet",
-            ])
-            .env("LAUNCH_PROGRAM", program)
-            .env("RUST_BACKTRACE", "0")
-            .env_remove("RAYON_NUM_THREADS")
-            .env("LAUNCH_SCRATCH", scratch.path())
-            .env(name, value)
-            .envs(variables.iter().copied())
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        Self {
-            launcher,
-            mark,
-            scratch,
-            started: Instant::now(),
-        }
-    }
-
-    fn check_limit(&self, what: &str) {
-        if self.started.elapsed() > LIMIT {
-            for pid in self.alive() {
-                let _ = kill_process(pid, Signal::KILL);
-            }
-            panic!("{what} took longer than {LIMIT:?}");
-        }
-        thread::sleep(Duration::from_millis(20));
-    }
-
-    /// The launcher and all its descendants that have not ended.
-    fn alive(&self) -> Vec<Pid> {
-        let processes = fs::read_dir("/proc").unwrap().flatten();
-        let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
-        let ours = |pid: &i32| {
-            let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-            environment
-                .split(|byte| *byte == 0)
-                .any(|variable| variable == self.mark.as_bytes())
-        };
-        pids.filter(ours).filter_map(Pid::from_raw).collect()
+        Self(Marked::start(LIMIT, |_| {
+            let mut command = Command::new(env::current_exe().unwrap());
+            command
+                // Quiet: rank 0's harness would leave a line open, into which the other ranks' lines would fall.
+                .args([
+                    "--exact",
+                    "program",
+                    "--nocapture",
+                    "--test-threads=1",
+                    "--quiet",
+                ])
+                .env("LAUNCH_PROGRAM", program)
+                .env("RUST_BACKTRACE", "0")
+                .env_remove("RAYON_NUM_THREADS")
+                .envs(variables.iter().copied())
+                .stdin(Stdio::null())
+                .stdout(Stdio::piped())
+                .stderr(Stdio::piped());
+            command
+        }))
     }
 
     fn wait_until_ready(&self, ranks: usize) -> Vec<Pid> {
         let ready = |rank: usize| {
             let text =
-                fs::read_to_string(self.scratch.path().join(format!("ready-{rank}"))).ok()?;
+                fs::read_to_string(self.0.scratch.path().join(format!("ready-{rank}"))).ok()?;
             Pid::from_raw(text.parse().ok()?)
         };
         loop {
             if let Some(pids) = (0..ranks).map(ready).collect::<Option<Vec<_>>>() {
                 return pids;
             }
-            self.check_limit("the start");
+            self.0.check_limit("the start");
         }
-    }
-
-    fn signal(&self, signal: Signal) {
-        kill_process(Pid::from_child(&self.launcher), signal).unwrap();
     }
 
     fn wait(mut self) -> Ended {
@@ -331,21 +286,9 @@ impl Run {
                 String::from_utf8(bytes).unwrap()
             })
         };
-        let stdout = read(Box::new(self.launcher.stdout.take().unwrap()));
-        let stderr = read(Box::new(self.launcher.stderr.take().unwrap()));
-        let status = loop {
-            match self.launcher.try_wait().unwrap() {
-                Some(status) => break status,
-                None => self.check_limit("the launch"),
-            }
-        };
-        // Ranks that outlive a killed launcher need a moment; those of one that ended by itself must be gone.
-        if status.code().is_some() {
-            assert_eq!(self.alive(), [], "processes are left");
-        }
-        while !self.alive().is_empty() {
-            self.check_limit("the end of the ranks");
-        }
+        let stdout = read(Box::new(self.0.program.stdout.take().unwrap()));
+        let stderr = read(Box::new(self.0.program.stderr.take().unwrap()));
+        let status = self.0.wait();
         Ended {
             code: status.code(),
             stdout: stdout.join().unwrap(),
@@ -553,11 +496,11 @@ fn ddp_03_ranks_that_hang_after_a_failure_are_ended() {
 fn stopped_by(signal: Signal) -> Ended {
     let run = Run::start("sleep", &[]);
     run.wait_until_ready(3);
-    let port = fs::read_to_string(run.scratch.path().join("port-0"))
+    let port = fs::read_to_string(run.0.scratch.path().join("port-0"))
         .unwrap()
         .parse()
         .unwrap();
-    run.signal(signal);
+    run.0.signal(signal);
     let ended = run.wait();
     TcpListener::bind(("127.0.0.1", port)).expect("the port is free again");
     ended
@@ -588,7 +531,7 @@ fn ddp_15_a_killed_launcher_takes_stopped_ranks_along() {
     for pid in run.wait_until_ready(3) {
         kill_process(pid, Signal::STOP).unwrap();
     }
-    run.signal(Signal::KILL);
+    run.0.signal(Signal::KILL);
     run.wait();
 }
 
@@ -597,20 +540,20 @@ fn ddp_15_a_second_signal_skips_the_grace_period() {
     // The grace period is twice this test's limit.
     let run = Run::start("impatient", &[]);
     run.wait_until_ready(2);
-    run.signal(Signal::TERM);
+    run.0.signal(Signal::TERM);
     // Rank 0 obeys; once it is gone, the first signal has been dealt with.
     let marker = run.wait_until_ready(2)[0];
     while Path::new(&format!("/proc/{}", marker.as_raw_nonzero())).exists() {
-        run.check_limit("the first signal");
+        run.0.check_limit("the first signal");
     }
-    run.signal(Signal::TERM);
+    run.0.signal(Signal::TERM);
     assert_eq!(run.wait().code, Some(143));
 }
 
 #[test]
 fn one_rank_runs_in_the_program_itself() {
     let run = Run::start("single", &[]);
-    let body = format!("body in {}", run.launcher.id());
+    let body = format!("body in {}", run.0.program.id());
     let ended = run.wait();
     assert!(
         ended.stdout.lines().any(|line| line == body),

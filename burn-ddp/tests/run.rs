@@ -3,29 +3,27 @@
 #![cfg(all(target_os = "linux", feature = "cli"))]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+#[path = "common/marked.rs"]
+mod marked;
+
 use burn_ddp::Ddp;
+use marked::{Marked, SCRATCH};
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use std::{
     env, fs,
     net::TcpListener,
     os::unix::process::CommandExt,
     path::PathBuf,
-    process::{self, Child, Command, Stdio},
-    sync::atomic::{AtomicUsize, Ordering},
+    process::{self, Command, Stdio},
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 /// After this everything is killed and the test fails.
 const LIMIT: Duration = Duration::from_secs(40);
 
-/// A running command, and a mark by which all that it starts is known.
-struct Run {
-    launcher: Child,
-    mark: String,
-    scratch: tempfile::TempDir,
-    started: Instant,
-}
+/// A running command.
+struct Run(Marked);
 
 #[derive(Debug)]
 struct Ended {
@@ -62,43 +60,31 @@ impl Ended {
 impl Run {
     /// `burn-ddp run` with `options`, in a clean environment but for `variables`.
     fn start(options: &[&str], program: &[&str], variables: &[(&str, &str)]) -> Self {
-        static COUNT: AtomicUsize = AtomicUsize::new(0);
-        let count = COUNT.fetch_add(1, Ordering::Relaxed);
-        let mark = format!("RUN_MARK={}-{count}", process::id());
-        let (name, value) = mark.split_once('=').unwrap();
-        let scratch = tempfile::tempdir().unwrap();
-        let file = |name: &str| fs::File::create(scratch.path().join(name)).unwrap();
-        let mut command = Command::new(env!("CARGO_BIN_EXE_burn-ddp"));
-        for name in ["RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"] {
-            command.env_remove(name);
-        }
-        let launcher = command
-            .args(["run"])
-            .args(options)
-            .args(if options.contains(&"--grace") {
-                &[][..]
-            } else {
-                &["--grace", "1"]
-            })
-            .arg("--")
-            .args(program)
-            .env(name, value)
-            .env("SCRATCH", scratch.path())
-            .env("RUST_BACKTRACE", "0")
-            .envs(variables.iter().copied())
-            .current_dir(scratch.path())
-            .process_group(0)
-            .stdin(Stdio::null())
-            .stdout(file("stdout"))
-            .stderr(file("stderr"))
-            .spawn()
-            .unwrap();
-        Self {
-            launcher,
-            mark,
-            scratch,
-            started: Instant::now(),
-        }
+        Self(Marked::start(LIMIT, |scratch| {
+            let file = |name: &str| fs::File::create(scratch.join(name)).unwrap();
+            let mut command = Command::new(env!("CARGO_BIN_EXE_burn-ddp"));
+            for name in ["RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"] {
+                command.env_remove(name);
+            }
+            command
+                .args(["run"])
+                .args(options)
+                .args(if options.contains(&"--grace") {
+                    &[][..]
+                } else {
+                    &["--grace", "1"]
+                })
+                .arg("--")
+                .args(program)
+                .env("RUST_BACKTRACE", "0")
+                .envs(variables.iter().copied())
+                .current_dir(scratch)
+                .process_group(0)
+                .stdin(Stdio::null())
+                .stdout(file("stdout"))
+                .stderr(file("stderr"));
+            command
+        }))
     }
 
     /// Ranks that run a shell script.
@@ -106,62 +92,21 @@ impl Run {
         Self::start(options, &["sh", "-c", script], variables)
     }
 
-    fn alive(&self) -> Vec<Pid> {
-        let processes = fs::read_dir("/proc").unwrap().flatten();
-        let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
-        let ours = |pid: &i32| {
-            let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-            let mut variables = environment.split(|byte| *byte == 0);
-            variables.any(|variable| variable == self.mark.as_bytes())
-        };
-        pids.filter(ours).filter_map(Pid::from_raw).collect()
-    }
-
-    #[track_caller]
-    fn check_limit(&self, what: &str) {
-        if self.started.elapsed() > LIMIT {
-            for pid in self.alive() {
-                let _ = kill_process(pid, Signal::KILL);
-            }
-            let stderr = fs::read_to_string(self.scratch.path().join("stderr")).unwrap();
-            panic!("{what} took longer than {LIMIT:?}: {stderr}");
-        }
-        thread::sleep(Duration::from_millis(20));
-    }
-
     fn wait_for(&self, files: &[&str]) {
-        while !files
-            .iter()
-            .all(|name| self.scratch.path().join(name).exists())
-        {
-            self.check_limit("the start");
+        let there = |name: &&str| self.0.scratch.path().join(name).exists();
+        while !files.iter().all(there) {
+            self.0.check_limit("the start");
         }
-    }
-
-    fn signal(&self, signal: Signal) {
-        kill_process(Pid::from_child(&self.launcher), signal).unwrap();
     }
 
     fn wait(mut self) -> Ended {
-        let status = loop {
-            match self.launcher.try_wait().unwrap() {
-                Some(status) => break status,
-                None => self.check_limit("the run"),
-            }
-        };
-        // What outlives a killed launcher needs a moment; after one that ended by itself nothing may be left.
-        if status.code().is_some() {
-            assert_eq!(self.alive(), [], "processes are left");
-        }
-        while !self.alive().is_empty() {
-            self.check_limit("the end of the ranks");
-        }
-        let read = |name: &str| fs::read_to_string(self.scratch.path().join(name)).unwrap();
+        let status = self.0.wait();
+        let read = |name: &str| fs::read_to_string(self.0.scratch.path().join(name)).unwrap();
         Ended {
             code: status.code(),
             stdout: read("stdout"),
             stderr: read("stderr"),
-            scratch: self.scratch,
+            scratch: self.0.scratch,
         }
     }
 }
@@ -194,7 +139,7 @@ fn a_rank() {
     let Ok(part) = env::var("PART") else {
         return;
     };
-    let scratch = PathBuf::from(env::var("SCRATCH").unwrap());
+    let scratch = PathBuf::from(env::var(SCRATCH).unwrap());
     let generation = env::var("BURN_DDP_GENERATION").unwrap();
     let result = burn_ddp::launch(|ddp: Ddp| {
         let sum = ddp.sum(ddp.rank() as f64 + 1.0)?;
@@ -253,9 +198,31 @@ fn ddp_20_exit_codes_and_signals_are_passed_on() {
         assert_eq!(ended.code, Some(code), "{ended:#?}");
         ended.says(&["rank 1 of 3 failed first", words, "ended by the launcher"]);
     }
-    let ended = Run::start(&["--nproc", "2"], &["/no/such/program"], &[]).wait();
-    assert_eq!(ended.code, Some(1));
-    ended.says(&["could not start rank 0 (/no/such/program)"]);
+}
+
+#[test]
+fn a_program_that_cannot_be_found_is_named() {
+    let script = tempfile::tempdir().unwrap();
+    let script = script.path().join("script");
+    std::fs::write(&script, "#!/no/such/shell\n").unwrap();
+    let executable = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(&script, executable).unwrap();
+    let script = script.to_str().unwrap();
+    for (program, text) in [
+        (
+            "/no/such/program",
+            "the program was not found: there is no /no/such/program",
+        ),
+        (
+            "no-such-program",
+            "the program was not found: no no-such-program in PATH",
+        ),
+        (script, "not what its first line says to run it with"),
+    ] {
+        let ended = Run::start(&["--nproc", "2"], &[program], &[]).wait();
+        assert_eq!(ended.code, Some(1));
+        ended.says(&[&format!("could not start rank 0 ({program}): "), text]);
+    }
 }
 
 #[test]
@@ -403,7 +370,7 @@ fn a_machine_that_comes_back_joins_the_generation_of_the_others() {
         };
         lost_run.wait_for(&notes(lost));
         stays_run.wait_for(&notes(stays));
-        lost_run.signal(Signal::KILL);
+        lost_run.0.signal(Signal::KILL);
         assert_eq!(lost_run.wait().code, None);
         // It is in the next generation, or will be; the one that comes is not.
         let comes = node(lost, port, &restarts, "");
@@ -427,15 +394,15 @@ fn stopped_by(signal: Signal) -> Ended {
     let run = Run::script(&["--nproc", "3", "--max-restarts", "5"], STUBBORN, &[]);
     run.wait_for(&["ready-0", "ready-1", "ready-2"]);
     // The child of rank 1 too: with it there are the launcher, its guard, three shells and four that sleep.
-    while run.alive().len() < 9 {
-        run.check_limit("the start of the sleepers");
+    while run.0.alive().len() < 9 {
+        run.0.check_limit("the start of the sleepers");
     }
     match signal {
         // As a terminal does.
         Signal::INT => {
-            kill_process_group(Pid::from_child(&run.launcher), signal).unwrap();
+            kill_process_group(Pid::from_child(&run.0.program), signal).unwrap();
         }
-        _ => run.signal(signal),
+        _ => run.0.signal(signal),
     }
     run.wait()
 }
@@ -466,14 +433,14 @@ fn ddp_15_a_second_signal_skips_the_grace_period() {
     let run = Run::script(&options, STUBBORN, &[]);
     run.wait_for(&["ready-0", "ready-1"]);
     // The command, its guard, two shells and three that sleep.
-    while run.alive().len() < 7 {
-        run.check_limit("the start of the sleepers");
+    while run.0.alive().len() < 7 {
+        run.0.check_limit("the start of the sleepers");
     }
-    run.signal(Signal::TERM);
-    while run.alive().len() == 7 {
-        run.check_limit("the first signal");
+    run.0.signal(Signal::TERM);
+    while run.0.alive().len() == 7 {
+        run.0.check_limit("the first signal");
     }
-    run.signal(Signal::INT);
+    run.0.signal(Signal::INT);
     assert_eq!(run.wait().code, Some(143));
 }
 

@@ -175,6 +175,14 @@ fn train(args: &Args, #[cfg(feature = "ddp")] ddp: Ddp) -> Result<(), Error> {
         );
     }
 
+    let share = train_loader.num_items();
+    if is_main && recipe.batch_size > share {
+        eprintln!(
+            "warning: a batch of {} images is more than the {share} that each rank has: every epoch is one step with {share}",
+            recipe.batch_size
+        );
+    }
+
     let steps_per_epoch = train_loader.num_items().div_ceil(recipe.batch_size);
     let steps = recipe.epochs * steps_per_epoch;
     let mut schedule = schedule::warmup_cosine(recipe.lr, steps)?;

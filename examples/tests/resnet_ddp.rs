@@ -81,6 +81,31 @@ fn two_ranks_train_one_model() {
 }
 
 #[test]
+fn a_batch_larger_than_the_data_is_one_step_an_epoch_and_a_warning() {
+    let out = tempfile::tempdir().unwrap();
+    let folder = out.path().to_str().unwrap();
+    let arguments = [
+        "--epochs",
+        "1",
+        "--batch-size",
+        "5000",
+        "--json",
+        "--out",
+        folder,
+    ];
+    let run = resnet_ddp(&arguments);
+    let stderr = String::from_utf8_lossy(&run.stderr);
+    assert!(run.status.success(), "{stderr}");
+    let stdout = String::from_utf8(run.stdout).unwrap();
+    let last = stdout.lines().next_back().unwrap();
+    let report: serde_json::Value = serde_json::from_str(last).unwrap();
+    assert_eq!(report["steps"], 1);
+    // 1,433 images on two ranks, one of them twice.
+    let warning = "warning: a batch of 5000 images is more than the 717 that each rank has: every epoch is one step with 717";
+    assert_eq!(stderr.matches(warning).count(), 1, "{stderr}");
+}
+
+#[test]
 fn an_output_folder_that_cannot_be_written_to_is_noticed_at_the_start() {
     // Nobody can, not even root.
     let run = resnet_ddp(&["--out", "/proc"]);

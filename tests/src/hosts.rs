@@ -10,6 +10,17 @@ use std::{
 /// Rank 0's port; every host has ports of its own.
 pub const PORT: u16 = 29500;
 
+/// `required`: a test that needs hosts (or the right to mount) fails where it would be skipped. For the gate, which should not be
+/// green because nothing ran.
+const REQUIRED: &str = "BURN_DDP_TEST_HOSTS";
+
+/// Says why a test is skipped, or fails it if it must not be.
+pub fn skip(why: &str) {
+    let required = std::env::var(REQUIRED).is_ok_and(|value| value == "required");
+    assert!(!required, "{REQUIRED}=required, but {why}");
+    eprintln!("skipped: {why}");
+}
+
 /// Hosts that can reach one another at [`address`](Self::address). They are gone when this is dropped.
 #[derive(Debug)]
 pub struct Hosts {
@@ -23,7 +34,7 @@ pub struct Hosts {
 static COUNT: AtomicU32 = AtomicU32::new(0);
 
 impl Hosts {
-    /// Makes `count` hosts, or prints why that is not possible here, which skips the test.
+    /// Makes `count` hosts, or [skips](skip) the test.
     pub fn new(count: usize) -> Option<Self> {
         Self::named(count).made(|hosts| hosts.bridge())
     }
@@ -68,7 +79,7 @@ impl Hosts {
         match make(&mut self) {
             Ok(()) => Some(self),
             Err(why) => {
-                eprintln!("skipped, because hosts cannot be made here: {why}");
+                skip(&format!("hosts cannot be made here: {why}"));
                 None
             }
         }

@@ -19,7 +19,7 @@ mod ranks;
 mod relay;
 mod words;
 
-pub use hosts::{Hosts, PORT};
+pub use hosts::{Hosts, PORT, skip};
 pub use launched::{Launched, launched, processes_with};
 pub use log::log_to_stderr;
 pub use mark::mark;

@@ -180,3 +180,24 @@ fn ddp_03_a_hang_is_reported_once_with_every_ranks_last_operation() {
         }
     }
 }
+
+/// Nine ranks are one ring, on which each waits for its neighbour only: the report still knows who it is.
+#[test]
+fn ddp_03_the_report_of_a_hang_on_a_ring_names_the_rank_that_hangs() {
+    let test = "ddp_03_the_report_of_a_hang_on_a_ring_names_the_rank_that_hangs";
+    let runs = ranks(9).over("tcp").timeout(3).watch(test, || {
+        let ddp = Ddp::from_env().unwrap();
+        ddp.barrier().unwrap();
+        if ddp.rank() == 2 {
+            while ddp.failure().is_none() {
+                thread::sleep(Duration::from_millis(20));
+            }
+        }
+        ddp.sum(1.0).unwrap_err().to_string()
+    });
+    let report = &runs[0][0].stderr;
+    let behind = "is due:\n  rank 2 is at 1.0 barrier, ";
+    assert!(report.contains(behind), "{report}");
+    // Nobody else is.
+    assert_eq!(report.matches("\n  rank ").count(), 1, "{report}");
+}

@@ -65,6 +65,33 @@ fn three_hosts_of_one_two_and_three_ranks_give_the_answer_of_one_process() {
     same_answer(test, &hosts, &[0, 1, 1, 2, 2, 2]);
 }
 
+/// Where there is no `nft` or `ip` in the path.
+#[test]
+fn a_test_that_cannot_run_is_skipped_unless_it_must_run() {
+    let hosts = |required: &str| {
+        let test = "two_hosts_of_two_ranks_give_the_answer_of_one_process";
+        Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", test, "--nocapture"])
+            .env("PATH", "/nonexistent")
+            .env("BURN_DDP_TEST_HOSTS", required)
+            .output()
+            .unwrap()
+    };
+    for (required, success, said) in [
+        ("", true, "skipped: hosts cannot be made here: "),
+        (
+            "required",
+            false,
+            "BURN_DDP_TEST_HOSTS=required, but hosts cannot be made here: ",
+        ),
+    ] {
+        let output = hosts(required);
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.success(), success, "{stderr}");
+        assert!(stderr.contains(said), "{stderr}");
+    }
+}
+
 /// Sums over 6 ranks on 3 hosts, of sizes from less than one element a ring segment to several chunks.
 #[test]
 fn collectives_on_hosts() {

@@ -48,7 +48,7 @@ pub struct OpDescriptor {
     pub job: u64,
     /// How often the job has been restarted.
     pub generation: u32,
-    /// The ordering domain: 0 is the group that rendezvous made, others follow in creation order.
+    /// The ordering domain. The groups of a job are numbered from 0 as they are made; what could not be made keeps its number.
     pub group: u32,
     /// Position of this operation in its group, from 0.
     pub sequence: u64,

@@ -17,9 +17,11 @@ pub enum GroupError {
     /// Not all ranks came to the operation within the limit.
     #[error(
         "rank {rank}: {operation} timed out after {elapsed:.1?}: no answer from {}. \
-         Either they are slower than the limit (raise the operation time-out: BURN_DDP_TIMEOUT, in seconds) or they left \
+         Either {} slower than the limit (raise the operation time-out: BURN_DDP_TIMEOUT, in seconds) or {} left \
          the loop or took another branch than this rank",
-        Ranks(missing, hosts)
+        Ranks(missing, hosts),
+        if missing.len() == 1 { "it is" } else { "they are" },
+        if missing.len() == 1 { "it" } else { "they" }
     )]
     Timeout {
         /// The rank that reports.
@@ -251,7 +253,20 @@ mod tests {
             hosts: vec!["node7".into(), "node8".into()],
         };
         assert!(late.to_string().starts_with(
-            "rank 0: barrier timed out after 20.0s: no answer from rank 1 on node7, rank 3 on node8. "
+            "rank 0: barrier timed out after 20.0s: no answer from rank 1 on node7, rank 3 on node8. \
+             Either they are slower than the limit"
         ));
+        let late = GroupError::Timeout {
+            rank: 0,
+            operation: "barrier".into(),
+            elapsed: Duration::from_secs(20),
+            missing: vec![1],
+            hosts: Vec::new(),
+        };
+        assert_eq!(
+            late.to_string(),
+            "rank 0: barrier timed out after 20.0s: no answer from rank 1. Either it is slower than the limit (raise the operation \
+             time-out: BURN_DDP_TIMEOUT, in seconds) or it left the loop or took another branch than this rank"
+        );
     }
 }

@@ -111,7 +111,7 @@ impl Job {
                 Err(cause) => {
                     ranks.iter_mut().for_each(Rank::end);
                     let program = self.plan.program.display().to_string();
-                    let cause = cause.to_string();
+                    let cause = explain(Path::new(&self.plan.program), &cause);
                     return Err(LaunchError::Spawn {
                         rank,
                         program,
@@ -278,6 +278,31 @@ impl Job {
         _report: &PipeWriter,
     ) -> io::Result<Child> {
         command.spawn()
+    }
+}
+
+/// The system says "no such file", not which one.
+fn explain(program: &Path, cause: &io::Error) -> String {
+    if cause.kind() != io::ErrorKind::NotFound {
+        return cause.to_string();
+    }
+    // Without a folder in it, it is looked up.
+    if program
+        .parent()
+        .is_some_and(|folder| folder.as_os_str().is_empty())
+    {
+        let name = program.display();
+        return format!(
+            "the program was not found: no {name} in PATH. A program in this folder is ./{name}"
+        );
+    }
+    let path = std::path::absolute(program).unwrap_or_else(|_| program.into());
+    match program.exists() {
+        false => format!("the program was not found: there is no {}", path.display()),
+        true => format!(
+            "{} is there, but not what its first line says to run it with",
+            path.display()
+        ),
     }
 }
 

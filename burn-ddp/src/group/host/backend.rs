@@ -87,7 +87,8 @@ pub(super) fn through_tcp(context: &Arc<Context>, number: u32) -> Result<Backend
 #[cfg(target_os = "linux")]
 fn shared_memory(control: &Arc<dyn Control>) -> Result<Result<Backend, String>> {
     let options = shm::Options::new(control.world_size());
-    let group = shm::ShmGroup::create(control.clone(), 0, options)?;
+    // All ranks propose the same: there is no other group yet.
+    let group = shm::ShmGroup::create(control.clone(), control.next_group(), options)?;
     Ok(group.map(Backend::Shm).map_err(|reason| reason.to_string()))
 }
 

@@ -20,6 +20,9 @@ pub(crate) trait Control: Send + Sync + Debug {
     fn operation_timeout(&self) -> Duration;
     /// The machine that `rank` runs on.
     fn host(&self, rank: usize) -> String;
+    /// What this rank proposes as the number of a new group; rank 0's proposal counts. One count for the groups of all
+    /// transports, so that no two groups of a job have the same number.
+    fn next_group(&self) -> u32;
     /// Where transports record what they do.
     fn recorder(&self) -> &Recorder;
 

@@ -28,14 +28,19 @@ pub enum RendezvousError {
         /// What it means.
         address: String,
     },
-    /// Rank 0's address means nothing.
-    #[error("rank {rank}: cannot resolve MASTER_ADDR {master:?}: {cause}")]
+    /// Rank 0's own address has meant nothing for the whole time of the rendezvous.
+    #[error(
+        "rank {rank}: cannot resolve MASTER_ADDR {master:?}, tried for {elapsed:.1?}: {cause}. Check the name; where names appear late, \
+         BURN_DDP_RENDEZVOUS_TIMEOUT (seconds) allows more time"
+    )]
     Resolve {
         /// The rank that reports.
         rank: usize,
         /// As given.
         master: String,
-        /// The resolver's words.
+        /// How long it tried.
+        elapsed: Duration,
+        /// The resolver's words in the last try.
         cause: String,
     },
     /// Another program, or another job, has the port.

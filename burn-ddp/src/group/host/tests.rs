@@ -97,6 +97,49 @@ fn the_ranks_of_one_machine_share_memory_by_default() {
     assert!(groups.iter().all(|group| group.failure().is_none()));
 }
 
+/// Shared memory gives out after the first group, so the others are TCP groups that the number of a refused one leads to.
+#[test]
+#[cfg(target_os = "linux")]
+fn ddp_35_groups_of_different_transports_have_different_numbers() {
+    use super::shm::{MockControl, Options, ShmGroup};
+
+    let directory = tempfile::tempdir().unwrap();
+    let secret = Secret::random().unwrap();
+    let numbers = |control: Arc<dyn Control>| {
+        let options = Options {
+            directory: directory.path().into(),
+            ..Options::new(2)
+        };
+        let number = control.next_group();
+        let first = ShmGroup::create(control.clone(), number, options);
+        let first = first.unwrap().unwrap();
+        first.barrier().unwrap();
+        if first.rank() == 0 {
+            std::fs::remove_dir(directory.path()).unwrap();
+        }
+        first.barrier().unwrap();
+        let local = IpAddr::from([127, 0, 0, 1]);
+        let context = Arc::new(Context::new(control, secret.clone(), local));
+        let mut numbers = vec![number];
+        for _ in 0..2 {
+            let (number, refused) = first.child().unwrap();
+            assert!(refused.is_err());
+            let group = through_tcp(&context, number).unwrap();
+            numbers.extend([number, group.engine().identity().group]);
+        }
+        numbers
+    };
+    let controls = MockControl::all(2, Duration::from_secs(60));
+    thread::scope(|scope| {
+        let ranks = controls
+            .into_iter()
+            .map(|control| scope.spawn(|| numbers(control)));
+        for rank in ranks.collect::<Vec<_>>() {
+            assert_eq!(rank.join().unwrap(), [0, 1, 2, 3, 4]);
+        }
+    });
+}
+
 #[test]
 fn one_process_needs_nobody() {
     let settings = Rendezvous::new(0, 1, "an.address.that.nobody.looks.up", 1).unwrap();

@@ -1,7 +1,7 @@
 //! The last operations of this rank, always recorded, for the moment when something goes wrong.
 //!
-//! A ring of fixed size; an entry costs an uncontended lock and two looks at the clock. When the job
-//! fails, the ranks' [`Tail`]s are gathered over the control connections and [`Report`] puts them side by side. PyTorch calls this
+//! A ring of fixed size; an entry costs two uncontended locks and two looks at the clock. The exchanges over the control
+//! connections, which set up groups, are recorded as well. When the job fails, the ranks' [`Tail`]s are gathered over the control connections and [`Report`] puts them side by side. PyTorch calls this
 //! the flight recorder.
 
 #[cfg(any(test, fuzzing))]
@@ -48,13 +48,18 @@ struct Entry {
 
 /// One operation, without what is the same for all operations of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Operation {
-    group: u32,
-    buffer: u32,
-    sequence: u64,
-    kind: OpKind,
-    dtype: DType,
-    count: u64,
+pub(crate) enum Operation {
+    /// Of a group.
+    Collective {
+        group: u32,
+        buffer: u32,
+        sequence: u64,
+        kind: OpKind,
+        dtype: DType,
+        count: u64,
+    },
+    /// Over the control connections, as in the set-up of a group.
+    Exchange { tag: u64, sequence: u64 },
 }
 
 /// How an operation stands.
@@ -99,9 +104,17 @@ impl Recorder {
         self.ring.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Records that `operation` begins.
+    /// Records that a collective begins.
     pub(crate) fn begin(&self, descriptor: &OpDescriptor) -> Running<'_> {
-        let operation = Operation::from(descriptor);
+        self.record(Operation::from(descriptor))
+    }
+
+    /// Records that this rank comes to the exchange of this number under `tag`.
+    pub(crate) fn begin_exchange(&self, tag: u64, sequence: u64) -> Running<'_> {
+        self.record(Operation::Exchange { tag, sequence })
+    }
+
+    fn record(&self, operation: Operation) -> Running<'_> {
         let started = self.start.elapsed();
         let (slot, number) = self.lock().push(operation, started);
         Running {
@@ -192,7 +205,7 @@ impl Tail {
 
 impl From<&OpDescriptor> for Operation {
     fn from(d: &OpDescriptor) -> Self {
-        Self {
+        Operation::Collective {
             group: d.group,
             buffer: d.buffer,
             sequence: d.sequence,

@@ -7,8 +7,8 @@ use std::{
     time::Duration,
 };
 
-/// Groups named in a report; a job has a few.
-const GROUPS: usize = 16;
+/// Orders named in a report; a job has a few in which something is wrong.
+const ORDERS: usize = 16;
 
 /// What each rank did last, as one table, and what follows from it.
 #[derive(Debug)]
@@ -24,8 +24,16 @@ pub(crate) struct Report<'a> {
 /// What the ranks did under one sequence number, and which ranks.
 type Variants = Vec<(Operation, Vec<usize>)>;
 
-/// How far each rank is in one group: the last operation it began.
+/// How far each rank is in one order: the last operation it began.
 type Progress<'a> = BTreeMap<usize, &'a Record>;
+
+/// What has its operations in the same order on all ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Order {
+    Group(u32),
+    /// The exchanges under one tag.
+    Exchange(u64),
+}
 
 impl Report<'_> {
     fn known(&self) -> impl Iterator<Item = (usize, &Tail)> {
@@ -33,18 +41,18 @@ impl Report<'_> {
         tails.filter_map(|(rank, tail)| Some((rank, tail.as_ref()?)))
     }
 
-    fn groups(&self) -> BTreeSet<u32> {
+    fn orders(&self) -> BTreeSet<Order> {
         let records = self.known().flat_map(|(_, tail)| &tail.records);
-        records.map(|record| record.operation.group).collect()
+        records.map(|record| record.operation.order()).collect()
     }
 
-    fn progress(&self, group: u32) -> Progress<'_> {
+    fn progress(&self, order: Order) -> Progress<'_> {
         let last = |tail: &'_ Tail| {
             let records = tail.records.iter().enumerate();
-            let records = records.filter(|(_, record)| record.operation.group == group);
+            let records = records.filter(|(_, record)| record.operation.order() == order);
             Some(
                 records
-                    .max_by_key(|(_, record)| record.operation.sequence)?
+                    .max_by_key(|(_, record)| record.operation.sequence())?
                     .0,
             )
         };
@@ -53,12 +61,12 @@ impl Report<'_> {
             .collect()
     }
 
-    /// The ranks that are not as far as the first one in `group`, if somebody waits there.
-    fn behind(&self, group: u32) -> Option<Behind<'_>> {
-        let progress = self.progress(group);
+    /// The ranks that are not as far as the first one in `order`, if somebody waits there.
+    fn behind(&self, order: Order) -> Option<Behind<'_>> {
+        let progress = self.progress(order);
         let furthest = *progress
             .values()
-            .max_by_key(|record| record.operation.sequence)?;
+            .max_by_key(|record| record.operation.sequence())?;
         if matches!(furthest.state, State::Completed(_)) {
             return None;
         }
@@ -66,19 +74,19 @@ impl Report<'_> {
             .known()
             .map(|(rank, _)| (rank, progress.get(&rank).copied()))
             .filter(|(_, last)| {
-                last.is_none_or(|last| last.operation.sequence < furthest.operation.sequence)
+                last.is_none_or(|last| last.operation.sequence() < furthest.operation.sequence())
             })
             .collect();
         (!ranks.is_empty()).then_some(Behind { furthest, ranks })
     }
 
-    /// The oldest operation of `group` that is not the same on all ranks that have recorded it.
-    fn first_difference(&self, group: u32) -> Option<Variants> {
+    /// The oldest operation of `order` that is not the same on all ranks that have recorded it.
+    fn first_difference(&self, order: Order) -> Option<Variants> {
         let mut by_sequence: BTreeMap<u64, Variants> = BTreeMap::new();
         for (rank, tail) in self.known() {
             let operations = tail.records.iter().map(|record| record.operation);
-            for operation in operations.filter(|operation| operation.group == group) {
-                let variants = by_sequence.entry(operation.sequence).or_default();
+            for operation in operations.filter(|operation| operation.order() == order) {
+                let variants = by_sequence.entry(operation.sequence()).or_default();
                 match variants.iter_mut().find(|(known, _)| *known == operation) {
                     Some((_, ranks)) => ranks.push(rank),
                     None => variants.push((operation, vec![rank])),
@@ -93,7 +101,7 @@ impl Report<'_> {
 
 struct Behind<'a> {
     furthest: &'a Record,
-    /// With the last operation each has begun in the group.
+    /// With the last operation each has begun in the order.
     ranks: Vec<(usize, Option<&'a Record>)>,
 }
 
@@ -110,13 +118,13 @@ impl fmt::Display for Report<'_> {
             rows.push([rank.to_string(), host, completed, pending]);
         }
         write_table(f, &rows)?;
-        for group in self.groups().into_iter().take(GROUPS) {
-            if let Some(Behind { furthest, ranks }) = self.behind(group) {
-                writeln!(
-                    f,
-                    "behind in group {group}, where {} is due:",
-                    furthest.operation
-                )?;
+        let findings = self.orders().into_iter().filter_map(|order| {
+            let (behind, difference) = (self.behind(order), self.first_difference(order));
+            (behind.is_some() || difference.is_some()).then_some((order, behind, difference))
+        });
+        for (order, behind, difference) in findings.take(ORDERS) {
+            if let Some(Behind { furthest, ranks }) = behind {
+                writeln!(f, "behind in {order}, where {} is due:", furthest.operation)?;
                 for (rank, last) in ranks {
                     match last {
                         Some(last) => writeln!(f, "  rank {rank} is at {last}")?,
@@ -124,8 +132,8 @@ impl fmt::Display for Report<'_> {
                     }
                 }
             }
-            if let Some(variants) = self.first_difference(group) {
-                writeln!(f, "first difference in group {group}:")?;
+            if let Some(variants) = difference {
+                writeln!(f, "first difference in {order}:")?;
                 for (operation, ranks) in variants {
                     writeln!(f, "  {operation} on rank(s) {ranks:?}")?;
                 }
@@ -176,16 +184,56 @@ fn write_table<const N: usize>(f: &mut fmt::Formatter<'_>, rows: &[[String; N]])
     Ok(())
 }
 
+impl Operation {
+    fn order(&self) -> Order {
+        match self {
+            Operation::Collective { group, .. } => Order::Group(*group),
+            Operation::Exchange { tag, .. } => Order::Exchange(*tag),
+        }
+    }
+
+    fn sequence(&self) -> u64 {
+        match self {
+            Operation::Collective { sequence, .. } | Operation::Exchange { sequence, .. } => {
+                *sequence
+            }
+        }
+    }
+}
+
+impl fmt::Display for Order {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Order::Group(group) => write!(f, "group {group}"),
+            Order::Exchange(tag) => write!(f, "control exchanges {tag:#x}"),
+        }
+    }
+}
+
 impl fmt::Display for Operation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}.{} {}", self.group, self.sequence, self.kind)?;
-        if self.count > 0 {
-            write!(f, " of {} x {}", self.count, self.dtype)?;
+        match self {
+            Operation::Collective {
+                group,
+                buffer,
+                sequence,
+                kind,
+                dtype,
+                count,
+            } => {
+                write!(f, "{group}.{sequence} {kind}")?;
+                if *count > 0 {
+                    write!(f, " of {count} x {dtype}")?;
+                }
+                if *buffer > 0 {
+                    write!(f, " in buffer {buffer}")?;
+                }
+                Ok(())
+            }
+            Operation::Exchange { tag, sequence } => {
+                write!(f, "control exchange {tag:#x}.{sequence}")
+            }
         }
-        if self.buffer > 0 {
-            write!(f, " in buffer {}", self.buffer)?;
-        }
-        Ok(())
     }
 }
 

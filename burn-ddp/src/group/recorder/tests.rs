@@ -25,8 +25,13 @@ fn shape(recorder: &Recorder) -> Vec<(u32, u64, bool)> {
     let records = recorder.tail().records.into_iter();
     records
         .map(|r| {
-            let pending = r.state == State::Pending;
-            (r.operation.group, r.operation.sequence, pending)
+            let Operation::Collective {
+                group, sequence, ..
+            } = r.operation
+            else {
+                unreachable!()
+            };
+            (group, sequence, r.state == State::Pending)
         })
         .collect()
 }
@@ -125,6 +130,33 @@ fn the_report_names_who_is_behind_and_where_ranks_differ() {
          first difference in group 1:\n  \
            1.4 all_reduce(sum) of 8 x f32 on rank(s) [0, 1]\n  \
            1.4 broadcast(root 0) of 8 x f32 on rank(s) [3]\n"
+    );
+}
+
+#[test]
+fn the_report_names_who_has_not_come_to_the_set_up_of_a_group() {
+    let waits = Recorder::new();
+    // In an order that has nothing to tell: it must not take the place of one that has.
+    for tag in 0..100 {
+        waits.begin_exchange(tag, 0).end(Ok(())).unwrap();
+    }
+    let _first = waits.begin_exchange(0x7463_7072_0000_0002, 0);
+    let elsewhere = Recorder::new();
+    for tag in 0..100 {
+        elsewhere.begin_exchange(tag, 0).end(Ok(())).unwrap();
+    }
+    let report = Report {
+        cause: "x",
+        hosts: &[],
+        tails: &[Some(waits.tail()), Some(elsewhere.tail())],
+    }
+    .to_string();
+    assert!(
+        report.ends_with(
+            "behind in control exchanges 0x7463707200000002, where control exchange 0x7463707200000002.0 is due:\n  \
+             rank 1 has no operation there\n"
+        ),
+        "{report}"
     );
 }
 

@@ -31,7 +31,10 @@ use state::Shared;
 use std::{
     io,
     net::{IpAddr, TcpStream},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
     thread::{self, JoinHandle},
     time::Duration,
 };
@@ -56,6 +59,8 @@ pub(super) struct Membership {
 pub(super) struct TcpControl {
     shared: Arc<Shared>,
     local: IpAddr,
+    /// Counts the job's groups.
+    groups: AtomicU32,
     monitor: Option<JoinHandle<()>>,
 }
 
@@ -84,6 +89,7 @@ impl TcpControl {
         Ok(Self {
             shared,
             local,
+            groups: AtomicU32::new(0),
             monitor: Some(monitor),
         })
     }
@@ -117,6 +123,10 @@ impl Control for TcpControl {
 
     fn host(&self, rank: usize) -> String {
         self.shared.hosts.get(rank).cloned().unwrap_or_default()
+    }
+
+    fn next_group(&self) -> u32 {
+        self.groups.fetch_add(1, Ordering::Relaxed)
     }
 
     fn recorder(&self) -> &Recorder {

@@ -186,18 +186,24 @@ impl Shared {
     }
 
     pub(super) fn exchange(&self, tag: u64, data: &[u8]) -> Result<Vec<Vec<u8>>> {
+        let sequence = {
+            let mut state = self.lock();
+            let next = state.sequences.entry(tag).or_default();
+            *next += 1;
+            *next - 1
+        };
+        let running = self.recorder.begin_exchange(tag, sequence);
+        running.end(self.gather((tag, sequence), data))
+    }
+
+    fn gather(&self, key: (u64, u64), data: &[u8]) -> Result<Vec<Vec<u8>>> {
         let rank = self.member.rank;
+        let (tag, sequence) = key;
         let operation = || format!("control exchange {tag:#x}");
         let start = Instant::now();
         let limit = self.member.operation_timeout;
         let deadline = start + limit + if rank == 0 { Duration::ZERO } else { GRACE };
         let mut state = self.lock();
-        let sequence = {
-            let next = state.sequences.entry(tag).or_default();
-            *next += 1;
-            *next - 1
-        };
-        let key = (tag, sequence);
         if rank == 0 {
             self.give_locked(&mut state, key, 0, data.to_vec());
         } else {

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use super::{frame::Frame, *};
+use crate::group::recorder::Report;
 use std::{net::TcpListener, time::Instant};
 
 fn member(rank: usize, world_size: usize) -> Membership {
@@ -238,12 +239,8 @@ fn the_first_failure_wins_and_reaches_all() {
         // And it ends exchanges.
         let error = control.exchange(1, b"x").unwrap_err();
         assert_eq!(reason(&error, rank, 2), "bad loss");
-        assert!(
-            error
-                .to_string()
-                .contains("stopped in control exchange 0x1"),
-            "{error}"
-        );
+        let error = error.to_string();
+        assert!(error.contains(" into control exchange 0x1"), "{error}");
     }
 }
 
@@ -327,6 +324,16 @@ fn an_exchange_that_a_rank_does_not_come_to_names_it() {
         panic!("{error}")
     };
     assert_eq!(*missing, [2]);
+    let report = Report {
+        cause: "",
+        hosts: &[],
+        tails: &[Some(zero.recorder().tail())],
+    };
+    let report = report.to_string();
+    assert!(
+        report.contains("control exchange 0x9.0, failed after "),
+        "{report}"
+    );
     assert!(matches!(
         hear(&far[1]),
         Frame::Failed(Failure::Other { origin: 0, .. })

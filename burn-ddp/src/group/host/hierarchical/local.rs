@@ -48,6 +48,10 @@ impl Control for LocalControl {
         self.job.host(self.ranks[rank])
     }
 
+    fn next_group(&self) -> u32 {
+        self.job.next_group()
+    }
+
     fn recorder(&self) -> &Recorder {
         self.job.recorder()
     }

@@ -150,7 +150,7 @@ impl HierarchicalGroup {
         let control = &context.control;
         let neighbours = topology.neighbours();
         let peers: Vec<usize> = neighbours.into_iter().flat_map(|(a, b)| [a, b]).collect();
-        let mut links = mesh::connect(context, tag, context.next_group(), &peers)
+        let mut links = mesh::connect(context, tag, control.next_group(), &peers)
             .inspect_err(|error| control.fail(error.clone()))?;
         let id = mesh::identity(context, links.group);
         let local = Self::share_memory(control, &topology, &options.shm, id.group)?;

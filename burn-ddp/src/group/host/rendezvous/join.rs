@@ -8,7 +8,8 @@ use super::{
         settings::{Endpoint, Rendezvous},
         wire,
     },
-    Answer, HELLO_LIMIT, Hello, Joined, REJOIN_LIMIT, REPORT_EVERY, answer_limit, first_report,
+    Answer, FIRST_PAUSE, HELLO_LIMIT, Hello, Joined, LONGEST_PAUSE, REJOIN_LIMIT, REPORT_EVERY,
+    answer_limit, first_report,
     resolve::{self, Resolver},
 };
 use crate::notice;
@@ -20,9 +21,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Between two rounds over rank 0's addresses: short at first, for ranks that start together.
-const FIRST_PAUSE: Duration = Duration::from_millis(10);
-const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 /// For one address to answer at all.
 const CONNECT_LIMIT: Duration = Duration::from_secs(3);
 /// For rank 0 to prove itself.
@@ -77,7 +75,10 @@ pub(super) fn join_with(
                 }
             }
             Err(error) => {
-                tried.insert(settings.master_addr.clone(), error.to_string());
+                tried.insert(
+                    settings.master_addr.clone(),
+                    format!("cannot resolve it: {error}"),
+                );
             }
         }
         let left = deadline.saturating_duration_since(Instant::now());

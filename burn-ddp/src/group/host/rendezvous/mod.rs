@@ -27,6 +27,10 @@ use super::{machine, rendezvous_error::RendezvousError, secret::Secret, settings
 use serde::{Deserialize, Serialize};
 use std::{fmt, net::TcpStream, time::Duration};
 
+/// Between two rounds over rank 0's addresses: short at first, for ranks that start together.
+const FIRST_PAUSE: Duration = Duration::from_millis(10);
+const LONGEST_PAUSE: Duration = Duration::from_millis(500);
+
 /// Between two lines in which a process that waits says for whom, from the second on.
 const REPORT_EVERY: Duration = Duration::from_secs(60);
 

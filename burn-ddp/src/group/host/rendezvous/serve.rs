@@ -41,7 +41,7 @@ pub(in super::super) fn serve(
     let mut addresses = if handed {
         Vec::new()
     } else {
-        resolve::resolve(settings, &resolve::system)?
+        resolve::wait_for_name(settings, &resolve::system, start)?
     };
     // Before anything listens; again below, for what a launcher bound.
     let listeners = if handed {

@@ -18,7 +18,7 @@ use std::{
     path::PathBuf,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, AtomicU32, Ordering},
+        atomic::{AtomicBool, Ordering},
     },
     time::Duration,
 };
@@ -80,7 +80,8 @@ pub(super) struct Inner {
     spin: Duration,
     /// Locked during an operation, so that the threads of one rank take turns.
     state: Mutex<State>,
-    family: Arc<Family>,
+    /// Whether this rank has said that it makes buffers on the heap; for this group and all that were made from it.
+    warned: Arc<AtomicBool>,
 }
 
 #[derive(Debug)]
@@ -94,15 +95,6 @@ struct State {
     broken: bool,
 }
 
-/// What a group shares with the groups that were made from it.
-#[derive(Debug)]
-struct Family {
-    /// On rank 0, which numbers the groups: the next one.
-    next: AtomicU32,
-    /// Whether this rank has said that it makes buffers on the heap.
-    warned: AtomicBool,
-}
-
 impl ShmGroup {
     /// Makes group `group` of the job's ranks. Collective, through the control connections.
     ///
@@ -113,13 +105,9 @@ impl ShmGroup {
         group: u32,
         options: Options,
     ) -> Result<Result<Self, NoSharedMemory>> {
-        let family = Family {
-            next: AtomicU32::new(group + 1),
-            warned: AtomicBool::new(false),
-        };
         let gather = control.clone();
         let mut exchange = |data: &[u8]| gather.exchange(TAG + u64::from(group), data);
-        Self::assemble(control, group, options, Arc::new(family), &mut exchange)
+        Self::assemble(control, group, options, Arc::default(), &mut exchange)
     }
 
     /// For a rank that needs no group: its part in the exchanges of other machines' [`create`](Self::create).
@@ -134,7 +122,7 @@ impl ShmGroup {
         control: Arc<dyn Control>,
         group: u32,
         options: Options,
-        family: Arc<Family>,
+        warned: Arc<AtomicBool>,
         exchange: &mut Exchange<'_>,
     ) -> Result<Result<Self, NoSharedMemory>> {
         let id = Identity {
@@ -166,7 +154,7 @@ impl ShmGroup {
                     failed: None,
                     broken: false,
                 }),
-                family,
+                warned,
             }))
         }))
     }
@@ -177,7 +165,7 @@ impl ShmGroup {
         let Inner {
             control,
             options,
-            family,
+            warned,
             ..
         } = &*self.0;
         self.0.run(Call::new_group(), &mut self.0.lock(), |op| {
@@ -185,16 +173,16 @@ impl ShmGroup {
             // Rank 0 numbers the groups, since two threads may make groups from two parents, in
             // another order on every rank.
             let number = match op.id.rank {
-                0 => family.next.fetch_add(1, Ordering::Relaxed),
+                0 => control.next_group(),
                 _ => 0,
             };
             let numbers = op.exchange(&number.to_le_bytes())?;
             let number = numbers[0]
                 .first_chunk()
                 .map_or(0, |bytes| u32::from_le_bytes(*bytes));
-            let (control, options, family) = (control.clone(), options.clone(), family.clone());
+            let (control, options, warned) = (control.clone(), options.clone(), warned.clone());
             let mut exchange = |data: &[u8]| op.exchange(data);
-            let child = Self::assemble(control, number, options, family, &mut exchange)?;
+            let child = Self::assemble(control, number, options, warned, &mut exchange)?;
             Ok((number, child))
         })
     }
@@ -267,7 +255,7 @@ impl Inner {
     }
 
     fn warn_once(&self, bytes: usize, refused: &NoSharedMemory) {
-        if self.id.rank == 0 && !self.family.warned.swap(true, Ordering::Relaxed) {
+        if self.id.rank == 0 && !self.warned.swap(true, Ordering::Relaxed) {
             tracing::warn!(
                 "a buffer of {bytes} bytes goes to the heap, which costs a copy per operation: {refused}"
             );
@@ -339,7 +327,10 @@ mod tests {
         options: &Options,
     ) -> Vec<Result<ShmGroup, NoSharedMemory>> {
         std::thread::scope(|scope| {
-            let create = |c: Arc<dyn Control>| ShmGroup::create(c, 0, options.clone()).unwrap();
+            let create = |c: Arc<dyn Control>| {
+                let number = c.next_group();
+                ShmGroup::create(c, number, options.clone()).unwrap()
+            };
             let controls = MockControl::all(world_size, timeout);
             let ranks: Vec<_> = controls
                 .into_iter()

@@ -6,7 +6,10 @@ use super::super::control::Control;
 use crate::group::{GroupError, Result, recorder::Recorder};
 use std::{
     collections::HashMap,
-    sync::{Arc, Condvar, Mutex, OnceLock},
+    sync::{
+        Arc, Condvar, Mutex, OnceLock,
+        atomic::{AtomicU32, Ordering},
+    },
     time::Duration,
 };
 
@@ -29,6 +32,7 @@ pub(crate) struct MockControl {
     timeout: Duration,
     /// How often each tag was used.
     counts: Mutex<HashMap<u64, u64>>,
+    groups: AtomicU32,
     recorder: Recorder,
 }
 
@@ -44,6 +48,7 @@ impl MockControl {
                 world_size,
                 timeout,
                 counts,
+                groups: AtomicU32::new(0),
                 recorder: Recorder::new(),
             })
         };
@@ -74,6 +79,10 @@ impl Control for MockControl {
 
     fn host(&self, rank: usize) -> String {
         format!("node{rank}")
+    }
+
+    fn next_group(&self) -> u32 {
+        self.groups.fetch_add(1, Ordering::Relaxed)
     }
 
     fn recorder(&self) -> &Recorder {

@@ -1,8 +1,9 @@
 //! A group over TCP: a full mesh of connections among its ranks.
 //!
 //! The fallback where shared memory is not to be had. See [`collectives`] for the algorithms,
-//! [`exchange`] for how bytes move and how differences and failures are noticed, [`mesh`] for the connections.
+//! [`exchange`] for how bytes move and how differences and failures are noticed, [`mesh`] and [`call`] for the connections.
 
+mod call;
 mod collectives;
 mod exchange;
 pub(super) mod mesh;
@@ -19,10 +20,7 @@ use exchange::Exchange;
 use mesh::Mesh;
 use std::{
     net::IpAddr,
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU32, Ordering},
-    },
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 /// Tags of control exchanges, apart from those of other users of the control plane: the set-up of a group
@@ -37,8 +35,6 @@ pub(super) struct Context {
     secret: Secret,
     local: IpAddr,
     tuning: Tuning,
-    /// Counts the groups; rank 0's count numbers them.
-    groups: AtomicU32,
 }
 
 /// A [`ProcessGroup`] over TCP.
@@ -80,15 +76,7 @@ impl Context {
             secret,
             local,
             tuning,
-            groups: AtomicU32::new(0),
         }
-    }
-}
-
-impl Context {
-    /// What this rank proposes as the number of a new group; rank 0's proposal counts.
-    pub(super) fn next_group(&self) -> u32 {
-        self.groups.fetch_add(1, Ordering::Relaxed)
     }
 }
 
@@ -117,7 +105,7 @@ impl TcpGroup {
 impl Member {
     fn connect(context: Arc<Context>, tag: u64) -> Result<Arc<Self>> {
         let all: Vec<usize> = (0..context.control.world_size()).collect();
-        let mesh = mesh::connect(&context, tag, context.next_group(), &all)
+        let mesh = mesh::connect(&context, tag, context.control.next_group(), &all)
             .inspect_err(|error| context.control.fail(error.clone()))?;
         let id = mesh::identity(&context, mesh.group);
         let state = State {

@@ -1,12 +1,7 @@
-//! Ranks as threads of one process.
-//!
-//! For tests of what is built on a group: same trait, same checks and same errors as the
-//! [`host`](super::host) group, but no sockets and no processes.
+//! Where the threads meet.
 
-use super::{
-    DType, GroupBuffer, GroupError, OpDescriptor, ProcessGroup, ReduceOp, Result,
-    engine::{Engine, Payload},
-    heap::HeapBuffer,
+use super::super::{
+    DType, GroupError, OpDescriptor, ReduceOp, Result,
     ops::{Call, Identity},
     reduce::reduce_into,
 };
@@ -19,28 +14,8 @@ use std::{
 /// No limit to speak of, and still in the range of every clock.
 const UNLIMITED: Duration = Duration::from_secs(u32::MAX as u64);
 
-/// A group whose ranks are threads. Cloning gives another handle of the same rank.
-#[derive(Clone, Debug)]
-pub struct ThreadGroup(Arc<Member>);
-
-impl ThreadGroup {
-    /// A group of `world_size` ranks, one handle per rank, with an operation time-out of 60 s.
-    pub fn new(world_size: usize) -> Vec<Self> {
-        Self::with_timeout(world_size, Duration::from_secs(60))
-    }
-
-    /// As [`new`](Self::new), with the time that an operation waits for the slowest rank.
-    pub fn with_timeout(world_size: usize, timeout: Duration) -> Vec<Self> {
-        let job = Arc::new(Job::new(world_size));
-        let meeting = job.lock().open_group(world_size);
-        (0..world_size)
-            .map(|rank| Self(Member::new(job.clone(), meeting, rank, timeout)))
-            .collect()
-    }
-}
-
 /// All groups of one set of threads. One lock for the whole: this is not the fast group.
-struct Job {
+pub(super) struct Job {
     state: Mutex<State>,
     changed: Condvar,
     /// The first failure and the rank that met it.
@@ -49,7 +24,7 @@ struct Job {
 }
 
 #[derive(Default)]
-struct State {
+pub(super) struct State {
     groups: Vec<Meeting>,
 }
 
@@ -69,17 +44,17 @@ enum Departure {
 }
 
 /// What all ranks brought to one operation.
-struct Round {
+pub(super) struct Round {
     descriptors: Vec<OpDescriptor>,
-    inputs: Vec<Vec<u8>>,
+    pub(super) inputs: Vec<Vec<u8>>,
     /// Computed by the first rank that asks.
     reduced: OnceLock<Vec<u8>>,
     /// The number of the group that `new_group` made.
-    group: OnceLock<u32>,
+    pub(super) group: OnceLock<u32>,
 }
 
 impl State {
-    fn open_group(&mut self, world_size: usize) -> u32 {
+    pub(super) fn open_group(&mut self, world_size: usize) -> u32 {
         self.groups.push(Meeting {
             current: Arc::default(),
             arrived: (0..world_size).map(|_| None).collect(),
@@ -90,7 +65,7 @@ impl State {
 }
 
 impl Job {
-    fn new(world_size: usize) -> Self {
+    pub(super) fn new(world_size: usize) -> Self {
         Self {
             state: Mutex::default(),
             changed: Condvar::new(),
@@ -100,7 +75,7 @@ impl Job {
     }
 
     // The state is consistent whenever the lock is free: nothing panics while it is held.
-    fn lock(&self) -> MutexGuard<'_, State> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -115,22 +90,22 @@ impl fmt::Debug for Job {
 
 /// One rank of one group.
 #[derive(Debug)]
-struct Member {
-    job: Arc<Job>,
-    id: Identity,
-    timeout: Duration,
+pub(super) struct Member {
+    pub(super) job: Arc<Job>,
+    pub(super) id: Identity,
+    pub(super) timeout: Duration,
     /// Held during an operation, so that the threads of one rank take turns.
     counters: Mutex<Counters>,
 }
 
 #[derive(Debug, Default)]
-struct Counters {
+pub(super) struct Counters {
     sequence: u64,
-    buffers: u32,
+    pub(super) buffers: u32,
 }
 
 impl Member {
-    fn new(job: Arc<Job>, group: u32, rank: usize, timeout: Duration) -> Arc<Self> {
+    pub(super) fn new(job: Arc<Job>, group: u32, rank: usize, timeout: Duration) -> Arc<Self> {
         let id = Identity {
             rank,
             world_size: job.world_size,
@@ -146,11 +121,11 @@ impl Member {
         })
     }
 
-    fn counters(&self) -> MutexGuard<'_, Counters> {
+    pub(super) fn counters(&self) -> MutexGuard<'_, Counters> {
         self.counters.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn fail(&self, error: GroupError) -> GroupError {
+    pub(super) fn fail(&self, error: GroupError) -> GroupError {
         // The first failure wins. Waiters check it under the lock before they sleep.
         let _state = self.job.lock();
         let _ = self.job.failure.set((self.id.rank, error.clone()));
@@ -158,7 +133,7 @@ impl Member {
         error
     }
 
-    fn failure(&self) -> Option<GroupError> {
+    pub(super) fn failure(&self) -> Option<GroupError> {
         self.job
             .failure
             .get()
@@ -166,7 +141,12 @@ impl Member {
     }
 
     /// Brings `input` to the next operation and waits for the others.
-    fn meet(&self, counters: &mut Counters, call: Call, input: &[u8]) -> Result<Arc<Round>> {
+    pub(super) fn meet(
+        &self,
+        counters: &mut Counters,
+        call: Call,
+        input: &[u8],
+    ) -> Result<Arc<Round>> {
         let ours = self.id.describe(call, counters.sequence);
         let limit = match call.is_limited() {
             true => self.timeout,
@@ -260,7 +240,7 @@ impl Member {
 }
 
 impl Round {
-    fn reduced(&self, dtype: DType, op: ReduceOp) -> &[u8] {
+    pub(super) fn reduced(&self, dtype: DType, op: ReduceOp) -> &[u8] {
         self.reduced.get_or_init(|| {
             let inputs: Vec<&[u8]> = self.inputs.iter().map(Vec::as_slice).collect();
             let mut out = vec![0; inputs[0].len()];
@@ -280,92 +260,4 @@ impl Drop for Member {
         self.job.lock().groups[self.id.group as usize].left[self.id.rank] = Some(how);
         self.job.changed.notify_all();
     }
-}
-
-impl Engine for ThreadGroup {
-    fn identity(&self) -> &Identity {
-        &self.0.id
-    }
-
-    fn label(&self) -> &'static str {
-        "thread"
-    }
-
-    fn run(&self, call: Call, payload: Payload<'_>) -> Result<()> {
-        let member = &self.0;
-        let mut counters = member.counters();
-        let mut meet = |input: &[u8]| member.meet(&mut counters, call, input);
-        match payload {
-            Payload::AllReduce { data, dtype, op } => {
-                let round = meet(data)?;
-                data.copy_from_slice(round.reduced(dtype, op));
-            }
-            Payload::Broadcast { data, root } if root == member.id.rank => {
-                meet(data)?;
-            }
-            Payload::Broadcast { data, root } => data.copy_from_slice(&meet(&[])?.inputs[root]),
-            Payload::AllGather { send, recv } => {
-                recv.copy_from_slice(&meet(send)?.inputs.concat());
-            }
-            Payload::ReduceScatter {
-                send,
-                recv,
-                dtype,
-                op,
-            } => {
-                let block = member.id.rank * recv.len()..(member.id.rank + 1) * recv.len();
-                recv.copy_from_slice(&meet(send)?.reduced(dtype, op)[block]);
-            }
-            Payload::Barrier => {
-                meet(&[])?;
-            }
-        }
-        Ok(())
-    }
-
-    fn make_buffer(&self, bytes: usize) -> Result<Box<dyn GroupBuffer>> {
-        let member = &self.0;
-        let mut counters = member.counters();
-        let number = counters.buffers + 1;
-        member.meet(&mut counters, Call::buffer(number, bytes), &[])?;
-        counters.buffers = number;
-        drop(counters);
-        HeapBuffer::reserve(self, number, bytes)
-    }
-
-    fn make_group(&self) -> Result<Arc<dyn ProcessGroup>> {
-        let member = &self.0;
-        let round = member.meet(&mut member.counters(), Call::new_group(), &[])?;
-        let open = || member.job.lock().open_group(member.id.world_size);
-        let group = *round.group.get_or_init(open);
-        Ok(Arc::new(Self(Member::new(
-            member.job.clone(),
-            group,
-            member.id.rank,
-            member.timeout,
-        ))))
-    }
-
-    fn fail(&self, error: GroupError) {
-        self.0.fail(error);
-    }
-
-    fn first_failure(&self) -> Option<GroupError> {
-        self.0.failure()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn make(world_size: usize, timeout: Duration) -> Vec<Arc<dyn ProcessGroup>> {
-        let ranks = ThreadGroup::with_timeout(world_size, timeout);
-        ranks
-            .into_iter()
-            .map(|rank| Arc::new(rank) as Arc<dyn ProcessGroup>)
-            .collect()
-    }
-
-    crate::group::conformance::suite!(make);
 }

@@ -1,5 +1,10 @@
 //! The handle that a training script holds.
 
+mod collectives;
+mod stats;
+
+pub use stats::Stats;
+
 use crate::{
     autodiff::{
         attach::{self, WrapContext},
@@ -9,21 +14,15 @@ use crate::{
     data::LoaderBuilder,
     error::Error,
     group::{
-        DType, GroupError, ProcessGroup, ReduceOp,
+        GroupError, ProcessGroup,
         host::{HostGroup, Rendezvous},
-        objects,
     },
-    reducer::RoundTrace,
     replica,
 };
 use burn::data::{dataloader::batcher::Batcher, dataset::Dataset};
 use burn::module::Module;
 use burn::tensor::Device;
-use serde::{Serialize, de::DeserializeOwned};
-use std::{
-    fmt::Display,
-    sync::{Arc, Weak},
-};
+use std::sync::{Arc, Weak};
 
 /// This process's membership in a data-parallel job.
 ///
@@ -45,24 +44,6 @@ struct Inner {
     group: Arc<dyn ProcessGroup>,
     switch: Arc<SyncSwitch>,
     sessions: Arc<Sessions>,
-}
-
-/// What gradient reduction has cost so far on this rank, over all wrapped models.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-#[non_exhaustive]
-pub struct Stats {
-    /// Synchronised backward passes.
-    pub rounds: u64,
-    /// Gradient collectives issued: one per bucket and round, and one when the buckets were ordered anew.
-    pub collectives: u64,
-    /// Bytes that one synchronised backward pass reduces, control tails included (of the last one, summed over models).
-    pub gradient_bytes_per_step: usize,
-    /// Buckets per synchronised backward pass, summed over models.
-    pub buckets: usize,
-    /// Seconds that the communication threads spent reducing.
-    pub communication_seconds: f64,
-    /// Share of that time that lay inside backward, 0 to 1; 0 when nothing was reduced.
-    pub overlap_ratio: f64,
 }
 
 impl Ddp {
@@ -288,127 +269,6 @@ impl Ddp {
         f()
     }
 
-    /// Reduces `values` over ranks, in f64. Collective.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Group`].
-    pub fn all_reduce(&self, values: &mut [f64], op: ReduceOp) -> Result<(), Error> {
-        Ok(self
-            .inner
-            .group
-            .all_reduce(bytemuck::cast_slice_mut(values), DType::F64, op)?)
-    }
-
-    /// The sum of `value` over ranks. Collective.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Group`].
-    pub fn sum(&self, value: f64) -> Result<f64, Error> {
-        let mut values = [value];
-        self.all_reduce(&mut values, ReduceOp::Sum)?;
-        Ok(values[0])
-    }
-
-    /// The mean of `value` over ranks, each counting once. Collective.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Group`].
-    pub fn mean(&self, value: f64) -> Result<f64, Error> {
-        let mut values = [value];
-        self.all_reduce(&mut values, ReduceOp::Mean)?;
-        Ok(values[0])
-    }
-
-    /// Whether `flag` is set on any rank. Collective.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Group`].
-    pub fn any(&self, flag: bool) -> Result<bool, Error> {
-        Ok(self.sum(f64::from(u8::from(flag)))? > 0.0)
-    }
-
-    /// Whether `flag` is set on all ranks. Collective.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Group`].
-    pub fn all(&self, flag: bool) -> Result<bool, Error> {
-        Ok(!self.any(!flag)?)
-    }
-
-    /// Rank 0's value on every rank. Collective.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Group`]; [`Error::Encoding`] when the value cannot be serialised.
-    pub fn broadcast<T: Serialize + DeserializeOwned>(&self, value: T) -> Result<T, Error> {
-        let mut bytes = if self.is_main() {
-            self.encode("broadcast", &value)?
-        } else {
-            Vec::new()
-        };
-        objects::broadcast(&*self.inner.group, &mut bytes, 0)?;
-        self.decode("broadcast", &bytes)
-    }
-
-    /// Every rank's value, in rank order. Collective.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Group`]; [`Error::Encoding`] when the value cannot be serialised.
-    pub fn all_gather<T: Serialize + DeserializeOwned>(&self, value: &T) -> Result<Vec<T>, Error> {
-        let bytes = self.encode("all_gather", value)?;
-        let all = objects::gather(&*self.inner.group, &bytes)?;
-        all.iter()
-            .map(|bytes| self.decode("all_gather", bytes))
-            .collect()
-    }
-
-    /// Returns when every rank has called it. Collective.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Group`].
-    pub fn barrier(&self) -> Result<(), Error> {
-        Ok(self.inner.group.barrier()?)
-    }
-
-    /// [`barrier`](Self::barrier) without the operation time-out: waits as long as the other ranks' processes live. For phases in which
-    /// some ranks work and the others have nothing to do, such as an evaluation on rank 0 alone. Collective.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Group`] when a rank dies or leaves.
-    pub fn monitored_barrier(&self) -> Result<(), Error> {
-        Ok(self.inner.group.monitored_barrier()?)
-    }
-
-    /// Runs `save` on rank 0 while the others wait for it, however long it takes; its error reaches every rank. Collective.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::OnMain`] with the text of rank 0's error; [`Error::Group`].
-    pub fn save_on_main<E: Display>(
-        &self,
-        save: impl FnOnce() -> Result<(), E>,
-    ) -> Result<(), Error> {
-        let outcome = if self.is_main() {
-            save().map_err(|e| e.to_string())
-        } else {
-            Ok(())
-        };
-        self.monitored_barrier()?;
-        self.broadcast(outcome)?.map_err(|cause| Error::OnMain {
-            rank: self.rank(),
-            operation: "save".into(),
-            cause,
-        })
-    }
-
     /// One SHA-256 over all parameters and buffers of `model` per rank, in rank order, hexadecimal. Collective.
     ///
     /// # Errors
@@ -448,51 +308,6 @@ impl Ddp {
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         z ^ (z >> 31)
-    }
-
-    /// What gradient reduction has cost so far, summed over the wrapped models that are alive; local.
-    pub fn stats(&self) -> Stats {
-        let mut stats = Stats::default();
-        let mut overlapped = 0.0;
-        for session in self.inner.sessions.live() {
-            let totals = session.totals();
-            stats.rounds += totals.rounds;
-            stats.collectives += totals.collectives;
-            stats.gradient_bytes_per_step += totals.bytes_per_round;
-            stats.buckets += totals.buckets;
-            stats.communication_seconds += totals.communication.as_secs_f64();
-            overlapped += totals.overlapped.as_secs_f64();
-        }
-        if stats.communication_seconds > 0.0 {
-            stats.overlap_ratio = overlapped / stats.communication_seconds;
-        }
-        stats
-    }
-
-    /// The timeline of the last synchronised backward pass of each wrapped model, in the order of `wrap`; local. Empty in a world of one.
-    pub fn traces(&self) -> Vec<RoundTrace> {
-        self.inner
-            .sessions
-            .live()
-            .iter()
-            .filter_map(|s| s.trace())
-            .collect()
-    }
-
-    fn encode<T: Serialize>(&self, operation: &str, value: &T) -> Result<Vec<u8>, Error> {
-        postcard::to_stdvec(value).map_err(|e| self.encoding(operation, &e))
-    }
-
-    fn decode<T: DeserializeOwned>(&self, operation: &str, bytes: &[u8]) -> Result<T, Error> {
-        postcard::from_bytes(bytes).map_err(|e| self.encoding(operation, &e))
-    }
-
-    fn encoding(&self, operation: &str, cause: &postcard::Error) -> Error {
-        Error::Encoding {
-            rank: self.rank(),
-            operation: operation.into(),
-            cause: cause.to_string(),
-        }
     }
 }
 

@@ -319,12 +319,11 @@ fn fd_of(text: &str) -> Result<RawFd, &'static str> {
 }
 
 fn seconds_of(text: &str) -> Result<Duration, &'static str> {
-    let seconds: Option<f64> = text
-        .parse()
-        .ok()
-        .filter(|seconds| *seconds > 0.0 && *seconds <= 1e8);
+    let seconds: Option<f64> = text.parse().ok().filter(|seconds| *seconds <= 1e8);
     seconds
-        .map(Duration::from_secs_f64)
+        .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
+        // A number above 0 may still be none of nanoseconds.
+        .filter(|limit| !limit.is_zero())
         .ok_or("a number of seconds above 0")
 }
 

@@ -152,6 +152,8 @@ fn ddp_26_wrong_environments_name_variable_and_value() {
             "BURN_DDP_TIMEOUT is \"0\", which is not a number of seconds above 0",
         ),
         (with(TIMEOUT, "NaN"), "BURN_DDP_TIMEOUT is \"NaN\""),
+        // Above 0, and no nanosecond.
+        (with(TIMEOUT, "1e-10"), "BURN_DDP_TIMEOUT is \"1e-10\""),
         (
             with(RENDEZVOUS_TIMEOUT, "inf"),
             "BURN_DDP_RENDEZVOUS_TIMEOUT is \"inf\"",

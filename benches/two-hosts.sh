@@ -6,6 +6,8 @@
 #   cargo build --release --workspace --bin all-reduce
 #   benches/two-hosts.sh [RANKS_PER_HOST [RATE]]      RATE as tc takes it, for example 1gbit; unlimited without it
 #
+# FLOW_LIMIT=60 limits each connection to 60 MB/s (nftables), as some networks do; then compare BURN_DDP_NSOCKS=1, 2 and 4.
+#
 # Compare numbers of one run only: they alternate, ROUNDS times (3).
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -31,6 +33,20 @@ for host in "$a" "$b"; do
     ip -n "$host" link set lo up
     [ -z "$rate" ] || ip netns exec "$host" tc qdisc add dev eth0 root tbf rate "$rate" burst 256k latency 100ms
 done
+
+if [ -n "${FLOW_LIMIT:-}" ]; then
+    for host in "$a" "$b"; do
+        ip netns exec "$host" nft -f - <<EOF
+table inet limit {
+    set connections { type inet_service . inet_service; size 65535; flags dynamic; }
+    chain out {
+        type filter hook output priority 0
+        oifname "eth0" tcp sport 1-65535 update @connections { tcp sport . tcp dport limit rate over $FLOW_LIMIT mbytes/second burst 2 mbytes } drop
+    }
+}
+EOF
+    done
+fi
 
 all_reduce() {
     export WORLD_SIZE=$((2 * per_host)) MASTER_ADDR=10.99.0.1 MASTER_PORT=29500

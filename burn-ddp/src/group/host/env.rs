@@ -8,6 +8,7 @@ use super::{
     interface::InterfaceChoice,
     secret::Secret,
     settings::{Endpoint, Heartbeat, Overrides, Rendezvous, SettingsError, Transport},
+    tcp::MOST_SOCKETS,
 };
 use std::{num::NonZeroUsize, os::fd::RawFd, time::Duration};
 
@@ -37,6 +38,8 @@ pub const TIMEOUT: &str = "BURN_DDP_TIMEOUT";
 pub const TRANSPORT: &str = "BURN_DDP_TRANSPORT";
 /// Network interfaces for data between machines, in the forms of `NCCL_SOCKET_IFNAME`: `eth`, `=eth0`, `^docker,lo`.
 pub const SOCKET_IFNAME: &str = "BURN_DDP_SOCKET_IFNAME";
+/// Connections between two neighbours on a ring between machines.
+pub const NSOCKS: &str = "BURN_DDP_NSOCKS";
 
 impl Rendezvous {
     /// Rank `rank` of `world_size`, with rank 0 at `master_addr` (a name or an address) and `master_port`; the
@@ -173,6 +176,7 @@ impl Rendezvous {
             heartbeat: Heartbeat::default(),
             transport: variables.transport.unwrap_or_default(),
             interface: variables.interface,
+            sockets: variables.sockets.unwrap_or(NonZeroUsize::MIN),
         })
     }
 }
@@ -185,6 +189,7 @@ struct Variables {
     timeout: Option<Duration>,
     transport: Option<Transport>,
     interface: Option<InterfaceChoice>,
+    sockets: Option<NonZeroUsize>,
 }
 
 impl Variables {
@@ -196,6 +201,7 @@ impl Variables {
             timeout: optional(lookup, TIMEOUT, seconds_of)?,
             transport: optional(lookup, TRANSPORT, transport_of)?,
             interface: optional(lookup, SOCKET_IFNAME, interface_of)?,
+            sockets: optional(lookup, NSOCKS, sockets_of)?,
         })
     }
 }
@@ -329,6 +335,13 @@ fn seconds_of(text: &str) -> Result<Duration, &'static str> {
 
 fn interface_of(text: &str) -> Result<InterfaceChoice, &'static str> {
     InterfaceChoice::parse(text).ok_or("a list of interfaces, as in `eth,ib`, `=eth0` or `^docker`")
+}
+
+fn sockets_of(text: &str) -> Result<NonZeroUsize, &'static str> {
+    let sockets = text.parse().ok();
+    sockets
+        .filter(|sockets: &NonZeroUsize| sockets.get() <= MOST_SOCKETS)
+        .ok_or("a number from 1 to 16")
 }
 
 fn transport_of(text: &str) -> Result<Transport, &'static str> {

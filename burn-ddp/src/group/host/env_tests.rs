@@ -159,6 +159,10 @@ fn ddp_26_wrong_environments_name_variable_and_value() {
             "BURN_DDP_RENDEZVOUS_TIMEOUT is \"inf\"",
         ),
         (
+            with(NSOCKS, "17"),
+            "BURN_DDP_NSOCKS is \"17\", which is not a number from 1 to 16",
+        ),
+        (
             with(TRANSPORT, "rdma"),
             "BURN_DDP_TRANSPORT is \"rdma\", which is not auto, shm or tcp",
         ),
@@ -182,6 +186,7 @@ fn burn_ddps_own_variables() {
         (RENDEZVOUS_TIMEOUT, "1.5"),
         (TIMEOUT, "20"),
         (TRANSPORT, "tcp"),
+        (NSOCKS, "4"),
     ]);
     let settings = parse(Overrides::default(), &environment).unwrap().unwrap();
     assert_eq!(
@@ -195,6 +200,7 @@ fn burn_ddps_own_variables() {
     assert_eq!(settings.rendezvous_timeout, Duration::from_millis(1500));
     assert_eq!(settings.operation_timeout, Duration::from_secs(20));
     assert_eq!(settings.transport, Transport::Tcp);
+    assert_eq!(settings.sockets.get(), 4);
     assert!(!format!("{settings:?}").contains("s3cret"));
     // The descriptor is rank 0's.
     assert_eq!(

@@ -45,7 +45,7 @@ pub(in crate::group) fn handshake_seeds() -> Vec<Vec<u8>> {
     vec![answer, verdict, magic.to_vec(), b"burnddp\x02".to_vec()]
 }
 
-const VARIABLES: [&str; 31] = [
+const VARIABLES: [&str; 32] = [
     super::RANK,
     super::WORLD_SIZE,
     super::LOCAL_RANK,
@@ -59,6 +59,7 @@ const VARIABLES: [&str; 31] = [
     super::TIMEOUT,
     super::TRANSPORT,
     super::SOCKET_IFNAME,
+    super::NSOCKS,
     "OMPI_COMM_WORLD_RANK",
     "OMPI_COMM_WORLD_SIZE",
     "OMPI_COMM_WORLD_LOCAL_RANK",
@@ -101,13 +102,14 @@ pub(in crate::group) fn environment(input: &[u8]) {
 
 pub(in crate::group) fn environment_seeds() -> Vec<Vec<u8>> {
     vec![
-        b"3\n4\n1\n2\nnode-0\n29500\n1\nsixteen bytes it is\n-\n60\n0.5\ntcp\n^docker,lo".to_vec(),
+        b"3\n4\n1\n2\nnode-0\n29500\n1\nsixteen bytes it is\n-\n60\n0.5\ntcp\n^docker,lo\n4"
+            .to_vec(),
         b"0\n1\n-\n-\n-\n-".to_vec(),
         b"-\n-".to_vec(),
         // Open MPI; a step of five tasks on two nodes.
-        [&b"-\n".repeat(13)[..], b"1\n2\n0"].concat(),
+        [&b"-\n".repeat(14)[..], b"1\n2\n0"].concat(),
         [
-            &b"-\n".repeat(19)[..],
+            &b"-\n".repeat(20)[..],
             b"3\n1\n5\n9\n0\n77\n1\n2\n2(x2),1\ngpu[03-07,12],login1\nn[1-2]",
         ]
         .concat(),

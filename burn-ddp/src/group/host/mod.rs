@@ -66,7 +66,7 @@ mod wire;
 #[cfg(feature = "mpi")]
 pub(crate) use env::operation_timeout;
 pub use env::{
-    GENERATION, LISTEN_FD, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, RANK,
+    GENERATION, LISTEN_FD, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, NSOCKS, RANK,
     RENDEZVOUS_TIMEOUT, SECRET, SOCKET_IFNAME, TIMEOUT, TRANSPORT, WORLD_SIZE,
 };
 pub(crate) use env::{check_variables, started};
@@ -150,7 +150,8 @@ impl HostGroup {
             TcpControl::start(member, joined, waker).map_err(io("starting the control thread"))?;
         let local = data_address(&settings, &control)?;
         let control: Arc<dyn Control> = Arc::new(control);
-        let context = Arc::new(Context::new(control.clone(), secret, local));
+        let context =
+            Arc::new(Context::new(control.clone(), secret, local).sockets(settings.sockets));
         let backend = choose(&settings, &machines, &control, &context).inspect_err(|error| {
             if let RendezvousError::Group(error) = error {
                 control.fail(error.clone());

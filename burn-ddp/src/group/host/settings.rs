@@ -121,6 +121,7 @@ pub struct Rendezvous {
     pub(super) transport: Transport,
     /// `None`: the interface by which rank 0 is reached.
     pub(super) interface: Option<InterfaceChoice>,
+    pub(super) sockets: NonZeroUsize,
 }
 
 /// How a process that hangs or a connection that is cut without a word is noticed.
@@ -188,6 +189,15 @@ impl Rendezvous {
     /// How the data travels. All ranks must choose the same.
     pub fn transport(mut self, transport: Transport) -> Self {
         self.transport = transport;
+        self
+    }
+
+    /// Connections between two neighbours on a ring between machines, which data goes over in turn (default one). Rank 0's number counts.
+    ///
+    /// Several help where the network carries less per connection than in all, as clouds' networks do. The ranks of a machine have rings
+    /// of their own, and so connections of their own.
+    pub fn sockets(mut self, sockets: NonZeroUsize) -> Self {
+        self.sockets = sockets;
         self
     }
 

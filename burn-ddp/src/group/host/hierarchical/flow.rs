@@ -9,12 +9,12 @@ use super::{
         spans::Spans,
     },
     ring::{Plan, Receive, Reduction, Ring},
+    stripes::Stripes,
 };
 use crate::group::{OpDescriptor, Result, reduce::accumulate};
 use rustix::event::{PollFd, PollFlags};
 use std::{
     io::{self, Read, Write},
-    net::TcpStream,
     time::Instant,
 };
 
@@ -24,8 +24,8 @@ use std::{
 /// socket buffers keep the links busy.
 pub(super) struct Flow<'a> {
     control: &'a dyn Control,
-    next: (usize, &'a TcpStream),
-    previous: (usize, &'a TcpStream),
+    next: (usize, Stripes<'a>),
+    previous: (usize, Stripes<'a>),
     ours: OpDescriptor,
     reduction: Reduction,
     plans: &'a [Plan],
@@ -49,11 +49,14 @@ pub(super) struct Flow<'a> {
 
 impl<'a> Flow<'a> {
     pub(super) fn new(ring: &'a mut Ring<'_>, plans: &'a [Plan], reduction: Reduction) -> Self {
-        let next = (ring.neighbours.next.0, &ring.neighbours.next.1);
-        let previous = match &ring.neighbours.previous {
-            Some((rank, stream)) => (*rank, stream),
-            None => next,
-        };
+        let (rank, streams) = &ring.neighbours.next;
+        let next = (*rank, Stripes::new(streams, ring.stripe));
+        let (rank, streams) = ring
+            .neighbours
+            .previous
+            .as_ref()
+            .unwrap_or(&ring.neighbours.next);
+        let previous = (*rank, Stripes::new(streams, ring.stripe));
         Self {
             control: ring.control,
             next,
@@ -122,7 +125,8 @@ impl<'a> Flow<'a> {
             let Some((_, range)) = self.outgoing[self.sending].within(window).next() else {
                 break;
             };
-            let whole = range.len();
+            let (_, left) = self.next.1.current();
+            let whole = range.len().min(left);
             let written = self.write(&data[range]);
             self.sent += written;
             moved |= written > 0;
@@ -133,14 +137,23 @@ impl<'a> Flow<'a> {
         moved
     }
 
+    /// Writes up to the end of a stripe.
     fn write(&mut self, bytes: &[u8]) -> usize {
-        let (rank, mut stream) = self.next;
-        self.moved(rank, stream.write(bytes))
+        let (rank, stripes) = self.next;
+        let (mut stream, left) = stripes.current();
+        let written = self.moved(rank, stream.write(&bytes[..left.min(bytes.len())]));
+        self.next.1.advance(written);
+        written
     }
 
+    /// Reads up to the end of a stripe.
     fn read(&mut self, bytes: &mut [u8]) -> usize {
-        let (rank, mut stream) = self.previous;
-        self.moved(rank, stream.read(bytes))
+        let (rank, stripes) = self.previous;
+        let (mut stream, left) = stripes.current();
+        let end = left.min(bytes.len());
+        let read = self.moved(rank, stream.read(&mut bytes[..end]));
+        self.previous.1.advance(read);
+        read
     }
 
     /// Bytes that a system call moved; notes the end of a connection.
@@ -229,10 +242,10 @@ impl<'a> Flow<'a> {
         }
         let mut fds = Vec::with_capacity(2);
         if sending {
-            fds.push(PollFd::new(self.next.1, PollFlags::OUT));
+            fds.push(PollFd::new(self.next.1.current().0, PollFlags::OUT));
         }
         if receiving {
-            fds.push(PollFd::new(self.previous.1, PollFlags::IN));
+            fds.push(PollFd::new(self.previous.1.current().0, PollFlags::IN));
         }
         poll::wait(&mut fds, SLICE)
             .map_err(|error| data_connection::failed(self.control, &self.ours, error.to_string()))

@@ -17,6 +17,7 @@
 //! | `topology` | which ranks run together, who is whose neighbour |
 //! | `ring` | one ring: what each rank sends and receives in a collective |
 //! | `flow` | the bytes: what has arrived and been added may leave |
+//! | `stripes` | one stream over several connections |
 //! | `collectives` | the operations, from both |
 //! | `local` | the control plane as one machine's ranks see it |
 
@@ -24,6 +25,7 @@ mod collectives;
 mod flow;
 mod local;
 mod ring;
+mod stripes;
 mod topology;
 
 use super::{
@@ -54,6 +56,9 @@ struct Options {
     shm: shm::Options,
     /// What a ring carries in a stage of an all-reduce, at least.
     stage: usize,
+    /// What goes over one of several connections before the next one's turn. The socket buffers hold several stripes, so that
+    /// all connections are busy although either end serves one at a time.
+    stripe: usize,
 }
 
 impl Options {
@@ -62,6 +67,7 @@ impl Options {
         Self {
             shm: shm::Options::new(here),
             stage: 1 << 20,
+            stripe: 64 << 10,
         }
     }
 }
@@ -150,7 +156,7 @@ impl HierarchicalGroup {
         let control = &context.control;
         let neighbours = topology.neighbours();
         let peers: Vec<usize> = neighbours.into_iter().flat_map(|(a, b)| [a, b]).collect();
-        let mut links = mesh::connect(context, tag, control.next_group(), &peers)
+        let mut links = mesh::connect(context, tag, &peers, context.sockets)
             .inspect_err(|error| control.fail(error.clone()))?;
         let id = mesh::identity(context, links.group);
         let local = Self::share_memory(control, &topology, &options.shm, id.group)?;
@@ -158,7 +164,10 @@ impl HierarchicalGroup {
             Ok(local) => local,
             Err(refused) => return Ok((id.group, Err(refused))),
         };
-        let mut take = |rank: usize| links.streams[rank].take().map(|stream| (rank, stream));
+        let mut take = |rank: usize| {
+            let streams = std::mem::take(&mut links.streams[rank]);
+            (!streams.is_empty()).then_some((rank, streams))
+        };
         let neighbours = neighbours.and_then(|(next, previous)| {
             Some(Neighbours {
                 next: take(next)?,
@@ -266,6 +275,7 @@ impl Member {
         let ring = neighbours.as_ref().map(|neighbours| Ring {
             control,
             neighbours,
+            stripe: self.options.stripe,
             ranks: topology.ring(),
             position: topology.machine,
             ours,

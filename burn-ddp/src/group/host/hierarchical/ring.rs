@@ -15,12 +15,12 @@ use crate::group::{
 };
 use std::{net::TcpStream, slice};
 
-/// The connections of one rank on its ring; one connection where both neighbours are the same rank.
+/// The connections of one rank on its ring, as many to either neighbour; the same ones where both neighbours are one rank.
 #[derive(Debug)]
 pub(super) struct Neighbours {
-    pub(super) next: (usize, TcpStream),
+    pub(super) next: (usize, Vec<TcpStream>),
     /// `None` if it is the next one.
-    pub(super) previous: Option<(usize, TcpStream)>,
+    pub(super) previous: Option<(usize, Vec<TcpStream>)>,
 }
 
 /// What to do with received bytes.
@@ -92,6 +92,8 @@ impl Reduction {
 pub(super) struct Ring<'a> {
     pub(super) control: &'a dyn Control,
     pub(super) neighbours: &'a Neighbours,
+    /// Bytes that go over one of several connections before the next one's turn.
+    pub(super) stripe: usize,
     /// The ranks of the ring, one per machine, and which of them this one is.
     pub(super) ranks: Vec<usize>,
     pub(super) position: usize,

@@ -5,7 +5,7 @@ use super::{
     super::{control_tcp::tests::star_with, secret::Secret},
     *,
 };
-use std::{thread, time::Duration};
+use std::{num::NonZeroUsize, thread, time::Duration};
 
 /// One group per rank; `machine_of(rank)` says where it is.
 fn make(
@@ -13,7 +13,7 @@ fn make(
     world_size: usize,
     timeout: Duration,
 ) -> Vec<Arc<dyn ProcessGroup>> {
-    make_with(machine_of, world_size, timeout, Duration::from_secs(10))
+    make_with(machine_of, world_size, timeout, Duration::from_secs(10), 1)
 }
 
 fn make_with(
@@ -21,6 +21,7 @@ fn make_with(
     world_size: usize,
     timeout: Duration,
     silence: Duration,
+    sockets: usize,
 ) -> Vec<Arc<dyn ProcessGroup>> {
     let secret = Secret::random().unwrap();
     let machines: Vec<usize> = (0..world_size).map(machine_of).collect();
@@ -36,10 +37,19 @@ fn make_with(
                 let (secret, machines) = (secret.clone(), &machines);
                 scope.spawn(move || {
                     let local = control.local_address();
-                    let context = Arc::new(Context::new(Arc::new(control), secret, local));
+                    let context = Context::new(Arc::new(control), secret, local);
+                    // Rank 0's number counts.
+                    let sockets = if context.control.rank() == 0 {
+                        sockets
+                    } else {
+                        1
+                    };
+                    let sockets = NonZeroUsize::new(sockets).unwrap();
+                    let context = Arc::new(context.sockets(sockets));
                     let small = |here| Options {
                         shm: shm::Options::small(here),
                         stage: 1000,
+                        stripe: 100,
                     };
                     let group = HierarchicalGroup::create_with(&context, machines, small, 0);
                     Arc::new(group.unwrap().unwrap()) as Arc<dyn ProcessGroup>
@@ -70,6 +80,15 @@ mod one_ring {
     crate::group::conformance::suite!(partial view: |n, timeout| super::make(|rank| rank, n, timeout));
 }
 
+/// Two machines whose neighbours have three connections each.
+mod striped {
+    use std::time::Duration;
+
+    crate::group::conformance::suite!(partial view: |n, timeout| {
+        super::make_with(|rank| rank / 2, n, timeout, Duration::from_secs(10), 3)
+    });
+}
+
 /// Rank 1 waits for ranks of its own machine only, and has no connection to rank 0 but the control connection.
 #[test]
 fn a_rank_that_hears_of_nobody_learns_that_rank_0_has_left() {
@@ -78,6 +97,7 @@ fn a_rank_that_hears_of_nobody_learns_that_rank_0_has_left() {
         3,
         Duration::from_secs(60),
         Duration::from_millis(500),
+        1,
     );
     let two = groups.pop().unwrap();
     drop(groups.remove(0));

@@ -134,6 +134,7 @@ mod tests {
             generation: 0,
             group: 0,
             rank: 1,
+            index: 0,
         };
         let deadline = Instant::now() + Duration::from_secs(60);
         let error = thread::scope(|scope| {

@@ -35,7 +35,7 @@ pub(super) struct Transfer<'a> {
 /// A collective under way.
 pub(super) struct Exchange<'a> {
     pub(super) control: &'a dyn Control,
-    pub(super) streams: &'a [Option<TcpStream>],
+    pub(super) streams: &'a [Vec<TcpStream>],
     pub(super) ours: OpDescriptor,
     deadline: Deadline<'a>,
     step: u64,
@@ -55,7 +55,7 @@ struct Progress<'a> {
 impl<'a> Exchange<'a> {
     pub(super) fn new(
         control: &'a dyn Control,
-        streams: &'a [Option<TcpStream>],
+        streams: &'a [Vec<TcpStream>],
         call: Call,
         ours: OpDescriptor,
     ) -> Self {
@@ -75,7 +75,7 @@ impl<'a> Exchange<'a> {
             .into_iter()
             .filter_map(|transfer| {
                 Some(Progress::new(
-                    self.streams.get(transfer.peer)?.as_ref()?,
+                    self.streams.get(transfer.peer)?.first()?,
                     transfer,
                 ))
             })

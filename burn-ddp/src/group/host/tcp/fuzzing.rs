@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 use super::{Contact, DataHello, HELLO_LIMIT, wire};
-use std::net::SocketAddr;
+use std::{net::SocketAddr, num::NonZeroUsize};
 
 /// What opens a data connection, and where a rank says it can be reached.
 pub(in crate::group) fn data_hello(input: &[u8]) {
@@ -22,11 +22,13 @@ pub(in crate::group) fn data_hello_seeds() -> Vec<Vec<u8>> {
         generation: 1,
         group: 2,
         rank: 3,
+        index: 4,
     };
     let contact = |address: &str| Contact {
         address: address.parse::<SocketAddr>().unwrap(),
         group: u32::MAX,
         kernel: "0".repeat(36),
+        sockets: NonZeroUsize::MAX,
     };
     let contacts = ["127.0.0.1:65535", "[fe80::1]:1"].map(contact);
     let contacts = contacts.map(|contact| wire::encode(&contact, HELLO_LIMIT).unwrap());

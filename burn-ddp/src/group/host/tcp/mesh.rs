@@ -19,8 +19,10 @@ use super::{
 use crate::group::{GroupError, Result, ops::Identity};
 use serde::{Deserialize, Serialize};
 use std::{
+    collections::BTreeMap,
     io,
     net::{SocketAddr, TcpListener, TcpStream},
+    num::NonZeroUsize,
     sync::{
         Arc,
         mpsc::{self, Receiver},
@@ -34,6 +36,14 @@ pub(super) const HELLO_LIMIT: usize = 128;
 const CALL_LIMIT: Duration = Duration::from_secs(30);
 const SLICE: Duration = Duration::from_millis(50);
 
+/// More connections between two ranks than any network needs.
+pub(in crate::group::host) const MOST_SOCKETS: usize = 16;
+
+/// A connection: the peer, and its number among those to this peer.
+type Place = (usize, usize);
+/// The connections that are wanted, and those that have been made.
+type Made = BTreeMap<Place, Option<TcpStream>>;
+
 /// What each rank tells the others before they connect.
 #[derive(Serialize, Deserialize)]
 struct Contact {
@@ -42,33 +52,37 @@ struct Contact {
     group: u32,
     /// The [boot id](machine::boot_id) of its kernel.
     kernel: String,
+    /// Connections between two ranks; rank 0's number counts.
+    sockets: NonZeroUsize,
 }
 
-/// Who calls, and for which group.
+/// Who calls, for which group, and which of their connections this one is.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct DataHello {
     pub(super) job: u64,
     pub(super) generation: u32,
     pub(super) group: u32,
     pub(super) rank: usize,
+    pub(super) index: usize,
 }
 
-/// Non-blocking connections by rank; the place of this rank itself is empty.
+/// Non-blocking connections by rank, as many to each; none to this rank itself.
 #[derive(Debug)]
 pub(in crate::group::host) struct Mesh {
     pub(in crate::group::host) group: u32,
-    pub(in crate::group::host) streams: Vec<Option<TcpStream>>,
+    pub(in crate::group::host) streams: Vec<Vec<TcpStream>>,
 }
 
-/// Makes the connections of a new group: this rank's to `peers`, who name it among theirs. Collective; `tag` orders it
+/// Makes the connections of a new group, `sockets` each: this rank's to `peers`, who name it among theirs. Collective; `tag` orders it
 /// among the control exchanges.
 pub(in crate::group::host) fn connect(
     context: &Context,
     tag: u64,
-    proposed: u32,
     peers: &[usize],
+    sockets: NonZeroUsize,
 ) -> Result<Mesh> {
     let rank = context.control.rank();
+    let proposed = context.control.next_group();
     let failed = |operation: &str| {
         let operation = operation.to_owned();
         move |cause: io::Error| GroupError::Transport {
@@ -82,6 +96,7 @@ pub(in crate::group::host) fn connect(
         address,
         group: proposed,
         kernel: machine::boot_id(),
+        sockets,
     };
     let contact = wire::encode(&ours, HELLO_LIMIT).map_err(failed("describing a group"))?;
     let contacts = context.control.exchange(tag, &contact)?;
@@ -93,29 +108,35 @@ pub(in crate::group::host) fn connect(
         .collect::<io::Result<_>>()
         .map_err(failed("reading the peers' addresses"))?;
 
-    let group = contacts.first().map_or(proposed, |contact| contact.group);
-    let hello = |rank| DataHello {
+    let first = contacts.first().unwrap_or(&ours);
+    let (group, sockets) = (first.group, first.sockets.get().min(MOST_SOCKETS));
+    let hello = |rank, index| DataHello {
         job: context.control.job(),
         generation: context.control.generation(),
         group,
         rank,
+        index,
     };
     let waker = Arc::new(Waker::new().map_err(failed("making a wake-up pipe"))?);
-    let acceptor = acceptor(listener, waker.clone(), context.secret.clone(), hello(0));
-    let mut streams: Vec<Option<TcpStream>> = contacts.iter().map(|_| None).collect();
-
+    let acceptor = acceptor(listener, waker.clone(), context.secret.clone(), hello(0, 0));
     let wanted = |peer: &usize| *peer != rank && peers.contains(peer);
-    let wanted: Vec<usize> = (0..streams.len()).filter(wanted).collect();
+    let wanted = (0..contacts.len()).filter(wanted);
+    let mut made: Made = wanted
+        .flat_map(|peer| (0..sockets).map(move |index| ((peer, index), None)))
+        .collect();
     // Calls and answers at the same time: would a rank answer only after its own calls, then on a ring each waited for the one before it.
     thread::scope(|scope| {
         let (sender, calls) = mpsc::channel();
-        let start = |peer: usize| {
-            let (sender, waker, hello) = (sender.clone(), waker.clone(), hello(rank));
+        let start = |(peer, index): Place| {
+            let (sender, waker, hello) = (sender.clone(), waker.clone(), hello(rank, index));
             let address = contacts[peer].address;
             let deadline = deadline.min(Instant::now() + CALL_LIMIT);
             let call = move || {
                 // Nobody receives it once another connection has failed.
-                let _ = sender.send((peer, call(context, peer, address, &hello, deadline)));
+                let _ = sender.send((
+                    (peer, index),
+                    call(context, peer, address, &hello, deadline),
+                ));
                 waker.wake();
             };
             let thread = thread::Builder::new()
@@ -123,29 +144,23 @@ pub(in crate::group::host) fn connect(
                 .stack_size(256 << 10);
             thread.spawn_scoped(scope, call).map(drop)
         };
-        let mut lower = wanted.iter().copied().filter(|peer| *peer < rank);
+        let lower = made.keys().copied().filter(|(peer, _)| *peer < rank);
         lower
+            .collect::<Vec<_>>()
+            .into_iter()
             .try_for_each(start)
             .map_err(failed("starting a thread"))
-            .and_then(|()| {
-                meet(
-                    context,
-                    &acceptor,
-                    &calls,
-                    &waker,
-                    &mut streams,
-                    &wanted,
-                    deadline,
-                )
-            })
+            .and_then(|()| meet(context, &acceptor, &calls, &waker, &mut made, deadline))
             // Which ends the calls that are still under way.
             .inspect_err(|error| context.control.fail(error.clone()))
     })?;
-    for (stream, theirs) in streams.iter().zip(&contacts) {
+    let mut streams: Vec<Vec<TcpStream>> = contacts.iter().map(|_| Vec::new()).collect();
+    for ((peer, _), stream) in made {
         let Some(stream) = stream else { continue };
-        let one_kernel = !ours.kernel.is_empty() && theirs.kernel == ours.kernel;
-        data_connection::set_up(stream, one_kernel)
+        let one_kernel = !ours.kernel.is_empty() && contacts[peer].kernel == ours.kernel;
+        data_connection::set_up(&stream, one_kernel)
             .map_err(failed("setting up a data connection"))?;
+        streams[peer].push(stream);
     }
     Ok(Mesh { group, streams })
 }
@@ -162,43 +177,50 @@ fn acceptor(
     waker: Arc<Waker>,
     secret: Secret,
     expected: DataHello,
-) -> Acceptor<(usize, TcpStream)> {
+) -> Acceptor<(Place, TcpStream)> {
     Acceptor::new(vec![listener], waker, move |stream, _, deadline| {
         auth::accept(&stream, &secret, Purpose::Data, deadline)
             .map_err(|error| error.to_string())?;
         let hello: DataHello =
             wire::receive(&stream, HELLO_LIMIT, deadline).map_err(|error| error.to_string())?;
-        let rank = hello.rank;
-        if hello != (DataHello { rank, ..expected }) {
+        let (rank, index) = (hello.rank, hello.index);
+        if hello
+            != (DataHello {
+                rank,
+                index,
+                ..expected
+            })
+        {
             return Err(format!("it belongs to another job or group: {hello:?}"));
         }
-        Ok((rank, stream))
+        Ok(((rank, index), stream))
     })
 }
 
-/// Waits until `wanted` have answered this rank's calls, or have called it.
+/// Waits until all connections are `made`: by this rank's calls, or by those of the others.
 fn meet(
     context: &Context,
-    acceptor: &Acceptor<(usize, TcpStream)>,
-    calls: &Receiver<(usize, Result<TcpStream>)>,
+    acceptor: &Acceptor<(Place, TcpStream)>,
+    calls: &Receiver<(Place, Result<TcpStream>)>,
     waker: &Waker,
-    streams: &mut [Option<TcpStream>],
-    wanted: &[usize],
+    made: &mut Made,
     deadline: Instant,
 ) -> Result<()> {
     let rank = context.control.rank();
     let start = Instant::now();
     let operation = || "connecting the ranks of a group".to_owned();
     loop {
-        for (peer, called) in calls.try_iter() {
-            streams[peer] = Some(called?);
+        for (place, called) in calls.try_iter() {
+            made.insert(place, Some(called?));
         }
         while let Some(outcome) = acceptor.next_outcome() {
             match outcome {
-                Outcome::Accepted((peer, stream)) if peer > rank && wanted.contains(&peer) => {
-                    streams[peer] = Some(stream)
+                Outcome::Accepted((place, stream))
+                    if place.0 > rank && made.contains_key(&place) =>
+                {
+                    made.insert(place, Some(stream));
                 }
-                Outcome::Accepted((peer, _)) => {
+                Outcome::Accepted(((peer, _), _)) => {
                     tracing::warn!("rank {rank} did not expect a call from rank {peer}")
                 }
                 Outcome::Rejected { from, why } => {
@@ -207,8 +229,10 @@ fn meet(
             }
         }
         let missing = || {
-            let missing = wanted.iter().filter(|peer| streams[**peer].is_none());
-            missing.copied().collect::<Vec<_>>()
+            let missing = made.iter().filter(|(_, stream)| stream.is_none());
+            let mut missing: Vec<usize> = missing.map(|((peer, _), _)| *peer).collect();
+            missing.dedup();
+            missing
         };
         if missing().is_empty() {
             return Ok(());
@@ -268,11 +292,12 @@ mod tests {
             address: silent.local_addr().unwrap(),
             group: 0,
             kernel: String::new(),
+            sockets: NonZeroUsize::MIN,
         };
         let connect = |rank: usize, peers: &[usize]| {
             let local = Ipv4Addr::LOCALHOST.into();
             let context = Context::new(controls[rank].clone(), secret.clone(), local);
-            connect(&context, 7, 0, peers)
+            connect(&context, 7, peers, NonZeroUsize::MIN)
         };
         thread::scope(|scope| {
             let one = scope.spawn(|| connect(1, &[0, 2]));
@@ -282,7 +307,7 @@ mod tests {
             // Rank 0 says nothing to rank 1, which has its connection and waits for its first word.
             let _held = silent.accept().unwrap();
             let mesh = two.join().unwrap().unwrap();
-            assert!(mesh.streams[1].is_some());
+            assert_eq!(mesh.streams[1].len(), 1);
             assert!(!one.is_finished());
             controls[0].fail(GroupError::aborted(0, 0, "the test is over"));
             let error = one.join().unwrap().unwrap_err();

@@ -17,9 +17,11 @@ use crate::group::{
 };
 use collectives::{Collective, Scratch, Tuning};
 use exchange::Exchange;
+pub(super) use mesh::MOST_SOCKETS;
 use mesh::Mesh;
 use std::{
     net::IpAddr,
+    num::NonZeroUsize,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
@@ -35,6 +37,7 @@ pub(super) struct Context {
     secret: Secret,
     local: IpAddr,
     tuning: Tuning,
+    pub(super) sockets: NonZeroUsize,
 }
 
 /// A [`ProcessGroup`] over TCP.
@@ -76,7 +79,14 @@ impl Context {
             secret,
             local,
             tuning,
+            sockets: NonZeroUsize::MIN,
         }
+    }
+
+    /// With so many connections between two neighbours on a ring.
+    pub(super) fn sockets(mut self, sockets: NonZeroUsize) -> Self {
+        self.sockets = sockets;
+        self
     }
 }
 
@@ -105,7 +115,7 @@ impl TcpGroup {
 impl Member {
     fn connect(context: Arc<Context>, tag: u64) -> Result<Arc<Self>> {
         let all: Vec<usize> = (0..context.control.world_size()).collect();
-        let mesh = mesh::connect(&context, tag, context.control.next_group(), &all)
+        let mesh = mesh::connect(&context, tag, &all, NonZeroUsize::MIN)
             .inspect_err(|error| context.control.fail(error.clone()))?;
         let id = mesh::identity(&context, mesh.group);
         let state = State {

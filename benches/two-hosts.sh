@@ -40,7 +40,7 @@ if [ -n "${FLOW_LIMIT:-}" ]; then
 table inet limit {
     set connections { type inet_service . inet_service; size 65535; flags dynamic; }
     chain out {
-        type filter hook output priority 0
+        type filter hook output priority 0;
         oifname "eth0" tcp sport 1-65535 update @connections { tcp sport . tcp dport limit rate over $FLOW_LIMIT mbytes/second burst 2 mbytes } drop
     }
 }

@@ -37,11 +37,11 @@ done
 if [ -n "${FLOW_LIMIT:-}" ]; then
     for host in "$a" "$b"; do
         ip netns exec "$host" nft -f - <<EOF
-table inet limit {
-    set connections { type inet_service . inet_service; size 65535; flags dynamic; }
+table inet policing {
+    set flows { type inet_service . inet_service; size 65535; flags dynamic; }
     chain out {
         type filter hook output priority 0;
-        oifname "eth0" tcp sport 1-65535 update @connections { tcp sport . tcp dport limit rate over $FLOW_LIMIT mbytes/second burst 2 mbytes } drop
+        oifname "eth0" tcp sport 1-65535 update @flows { tcp sport . tcp dport limit rate over $FLOW_LIMIT mbytes/second burst 2 mbytes } drop
     }
 }
 EOF

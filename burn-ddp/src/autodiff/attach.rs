@@ -18,7 +18,7 @@ use crate::{
 use burn::module::{Module, ModuleVisitor, Param, ParamId, Reparameterizer};
 use burn::tensor::{Device, Tensor};
 use serde::{Deserialize, Serialize};
-use std::{collections::HashMap, sync::Arc, sync::atomic::AtomicBool};
+use std::{collections::HashMap, sync::Arc, sync::OnceLock, sync::atomic::AtomicBool};
 
 /// What `wrap` needs of the process.
 pub(crate) struct WrapContext<'a> {
@@ -90,7 +90,7 @@ fn together<T>(group: &dyn ProcessGroup, outcome: Result<T, Error>) -> Result<T,
     }
 }
 
-/// The trainable parameters of a model in registration order.
+/// The float parameters of a model in registration order.
 struct Survey {
     layout: Layout,
     occurrences: Vec<Occurrence>,
@@ -136,8 +136,9 @@ struct Surveyor {
 }
 
 impl Surveyor {
-    fn trainable<const D: usize>(&mut self, param: &Param<Tensor<D>>) -> Result<(), Error> {
+    fn float<const D: usize>(&mut self, param: &Param<Tensor<D>>) -> Result<(), Error> {
         let (rank, path) = (self.rank, self.path.join("."));
+        let trainable = param.is_require_grad();
         // A lazy parameter takes its value here.
         let base = param.base();
         let Some(dtype) = dtype::float(base.dtype()) else {
@@ -154,7 +155,12 @@ impl Surveyor {
             }
             None => {
                 let shape = base.dims().to_vec();
-                self.layout.params.push(ParamSpec { path, shape, dtype });
+                self.layout.params.push(ParamSpec {
+                    path,
+                    shape,
+                    dtype,
+                    trainable,
+                });
                 let slot = self.layout.len() - 1;
                 self.slots.insert(param.id, slot);
                 self.slots.insert(tied_id(param.id, 1), slot);
@@ -162,12 +168,12 @@ impl Surveyor {
                 (slot, param.id)
             }
         };
-        let device = self.device.get_or_insert(base.device());
-        if *device != base.device() {
+        let device = base.device();
+        if trainable && *self.device.get_or_insert(device.clone()) != device {
             let path = self.path.join(".");
             return Err(Error::SeveralDevices { rank, path });
         }
-        let Some(proxy) = Proxy::new::<D>(id, device) else {
+        let Some(proxy) = Proxy::new::<D>(id, &device) else {
             return Err(Error::NothingToTrain { rank });
         };
         self.occurrences.push(Occurrence {
@@ -176,9 +182,16 @@ impl Surveyor {
             proxy,
             seen: AtomicBool::new(false),
             reloaded: AtomicBool::new(false),
+            hooks: OnceLock::new(),
         });
         Ok(())
     }
+}
+
+/// Whether a parameter is, or may become, one that is trained.
+fn can_be_trained<const D: usize>(param: &Param<Tensor<D>>) -> bool {
+    let base = param.base();
+    param.is_require_grad() || base.is_autodiff() && dtype::float(base.dtype()).is_some()
 }
 
 impl ModuleVisitor for Surveyor {
@@ -191,8 +204,8 @@ impl ModuleVisitor for Surveyor {
     }
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if self.error.is_none() && param.is_require_grad() {
-            self.error = self.trainable(param).err();
+        if self.error.is_none() && can_be_trained(param) {
+            self.error = self.float(param).err();
         }
     }
 }
@@ -248,7 +261,7 @@ fn agree(
     Ok(survey)
 }
 
-/// Attaches a hook to every trainable parameter.
+/// Attaches a hook to every parameter that is, or may become, trained.
 struct Attach {
     session: Arc<Session>,
     ladder: Ladder,
@@ -264,15 +277,19 @@ impl Reparameterizer for &mut Attach {
         path: &str,
         param: Param<Tensor<D>>,
     ) -> (Param<Tensor<D>>, Option<ParamHook>) {
-        if !param.base().is_require_grad() {
+        if !can_be_trained(&param) {
             return (param, None);
         }
         let occurrence = self.paths.len();
         self.paths.push(path.to_string());
+        let alive = Arc::default();
+        let hooks = &self.session.occurrences[occurrence].hooks;
+        let _ = hooks.set(Arc::downgrade(&alive));
         let hook = ParamHook {
             session: self.session.clone(),
             ladder: self.ladder.clone(),
             occurrence,
+            _alive: alive,
         };
         let id = self.session.id(occurrence);
         let param = if param.id == id {
@@ -302,7 +319,8 @@ fn tied_id(first: ParamId, field: u64) -> ParamId {
 /// stepped. With ids of their own both fields receive the gradient of all their uses and make the same step, so that they stay equal.
 fn own_identity<const D: usize>(param: Param<Tensor<D>>, id: ParamId) -> Param<Tensor<D>> {
     let (_, tensor, mapper) = param.consume();
-    let leaf = Tensor::from_inner(tensor.inner()).require_grad();
+    let trainable = tensor.is_require_grad();
+    let leaf = Tensor::from_inner(tensor.inner()).set_require_grad(trainable);
     Param::from_mapped_value(id, leaf, mapper)
 }
 

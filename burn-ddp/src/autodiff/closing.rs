@@ -7,7 +7,7 @@ use super::{
 };
 use crate::{
     config::Reduction,
-    reducer::{NonFinite, Outcome, ReducerError},
+    reducer::{Contribution, NonFinite, Outcome, Reducer, ReducerError},
 };
 use burn::backend::{
     Backend,
@@ -182,7 +182,19 @@ impl Session {
         let Some(reducer) = &self.reducer else {
             return self.reduced_alone::<B>(state);
         };
-        let outcome = lock(reducer).wait()?;
+        let mut reducer = lock(reducer);
+        let outcome = reducer.wait()?;
+        let own = Contribution {
+            active: true,
+            changed: false,
+            window: state.accumulated + 1,
+            samples: state.samples,
+        };
+        let pack =
+            |state: &mut State, reducer: &mut Reducer, slot| self.pack::<B>(state, reducer, slot);
+        let outcome = self.settle(state, &mut reducer, outcome, own, pack)?;
+        drop(reducer);
+        self.check_replaced()?;
         let data = self.judge(state, outcome);
         let Some(device) = state.store.device::<B>() else {
             return Err(self.changed(0, BackendChanged));
@@ -277,8 +289,9 @@ impl Session {
         if state.synchronised == 1
             && let Some(reducer) = &self.reducer
         {
-            let order = lock(reducer).rebuild(&state.uses.first_use_order())?;
-            self.set_rungs(&order);
+            let mut reducer = lock(reducer);
+            reducer.rebuild(&state.uses.first_use_order())?;
+            self.set_rungs(reducer.order());
         }
         if state.synchronised == ROUNDS_BEFORE_UNUSED_WARNING {
             self.warn_of_unused(state);
@@ -286,8 +299,8 @@ impl Session {
         Ok(())
     }
 
-    fn set_rungs(&self, order: &[usize]) {
-        for (rung, &slot) in order.iter().enumerate() {
+    pub(super) fn set_rungs(&self, order: impl Iterator<Item = usize>) {
+        for (rung, slot) in order.enumerate() {
             self.rungs[slot].store(rung, Ordering::Relaxed);
         }
     }
@@ -295,7 +308,7 @@ impl Session {
     fn warn_of_unused(&self, state: &State) {
         let params = self.layout.params.iter().zip(&state.ever_used);
         let unused: Vec<&str> = params
-            .filter(|(_, used)| !**used)
+            .filter(|(param, used)| param.trainable && !**used)
             .map(|(p, _)| p.path.as_str())
             .collect();
         if !unused.is_empty() && self.rank == 0 {

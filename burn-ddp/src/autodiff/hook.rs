@@ -1,4 +1,4 @@
-//! The reparameterization that every trainable parameter of a wrapped model carries.
+//! The reparameterization that every float parameter of a wrapped model carries.
 
 use super::{ladder::Ladder, ops, session::Session};
 use burn::module::{
@@ -18,6 +18,8 @@ pub(crate) struct ParamHook {
     pub(super) ladder: Ladder,
     /// Which parameter of the model this is, counted over all fields (tied ones too).
     pub(super) occurrence: usize,
+    /// Shared by all clones, which are counted by it.
+    pub(super) _alive: Arc<()>,
 }
 
 thread_local! {
@@ -43,7 +45,11 @@ impl Reparameterization for ParamHook {
 
     fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
         // Evaluation and frozen parameters: nothing is recorded, nothing is sent.
-        if !base.is_autodiff() || !base.is_require_grad() {
+        if !base.is_autodiff() {
+            return base;
+        }
+        if !base.is_require_grad() {
+            self.session.saw_frozen(self.occurrence);
             return base;
         }
         let Some((tap, anchor)) = self.session.tap(self.occurrence, &self.ladder) else {

@@ -2,10 +2,10 @@
 
 use super::{
     hook::{ParamHook, last_met, traverse},
-    session::{Round, Session},
+    session::{Round, Session, State},
     sessions::lock,
 };
-use crate::reducer::{Contribution, ReducerError};
+use crate::reducer::{Contribution, Reducer, ReducerError};
 use burn::{
     module::{Module, ModuleVisitor, Param, Reparameterization},
     optim::GradientsParams,
@@ -96,7 +96,9 @@ impl Session {
             let mut reducer = lock(reducer);
             reducer.begin(Contribution::default());
             reducer.launch_rest()?;
-            reducer.wait()?
+            let outcome = reducer.wait()?;
+            let none = |_: &mut State, _: &mut Reducer, _| Ok(());
+            self.settle(state, &mut reducer, outcome, Contribution::default(), none)?
         };
         // All have run out: not a round of the model's.
         if !outcome.contributions.iter().any(|rank| rank.active) {

@@ -33,6 +33,7 @@ pub(crate) mod session;
 pub(crate) mod sessions;
 mod store;
 mod tap;
+mod trainable;
 
 pub(crate) use hook::ParamHook;
 

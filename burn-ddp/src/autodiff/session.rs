@@ -7,6 +7,7 @@ use super::{
     sessions::{Sessions, SyncSwitch, lock},
     store::{BackendChanged, GradientStore},
     tap::Tap,
+    trainable::{Seen, Trainable},
 };
 use crate::{
     config::{Reduction, WrapConfig},
@@ -21,7 +22,7 @@ use burn::module::ParamId;
 use burn::tensor::Tensor;
 use std::{
     sync::{
-        Arc, Mutex,
+        Arc, Mutex, OnceLock, Weak,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     thread::{self, ThreadId},
@@ -29,7 +30,7 @@ use std::{
 
 type Result<T, E = ReducerError> = std::result::Result<T, E>;
 
-/// One field of the model that holds a trainable parameter.
+/// One field of the model that holds a float parameter.
 #[derive(Debug)]
 pub(super) struct Occurrence {
     /// The distinct parameter; tied fields share one.
@@ -41,6 +42,8 @@ pub(super) struct Occurrence {
     pub(super) seen: AtomicBool,
     /// The field was loaded from a record, whose parameter id it has now.
     pub(super) reloaded: AtomicBool,
+    /// Counts the hooks of this field in the model and its clones; never set where none could be attached.
+    pub(super) hooks: OnceLock<Weak<()>>,
 }
 
 /// Where the model stands between forward and the end of backward.
@@ -85,6 +88,8 @@ pub(super) struct State {
     pub(super) synchronised: u64,
     /// The verdict of the last synchronised pass.
     pub(super) not_finite: Option<NonFinite>,
+    /// What each slot is at present.
+    pub(super) trainable: Vec<Trainable>,
     /// Slots that some rank has used.
     pub(super) ever_used: Vec<bool>,
     pub(super) failure: Option<ReducerError>,
@@ -143,6 +148,7 @@ impl Session {
                 samples: 0,
                 synchronised: 0,
                 not_finite: None,
+                trainable: vec![Trainable::default(); slots],
                 ever_used: vec![false; slots],
                 failure: None,
             }),
@@ -200,13 +206,22 @@ impl Session {
                 anchor
             }
         };
+        let slot = self.occurrences[occurrence].slot;
+        state.trainable[slot].seen = Seen::Trained;
         let tap = Tap {
             session: Arc::downgrade(self),
             occurrence,
             leaf: None,
-            use_: state.uses.used(self.occurrences[occurrence].slot),
+            use_: state.uses.used(slot),
         };
         Some((tap, anchor))
+    }
+
+    /// A forward pass uses a parameter that is frozen.
+    pub(super) fn saw_frozen(&self, occurrence: usize) {
+        let slot = self.occurrences[occurrence].slot;
+        let seen = &mut lock(&self.state).trainable[slot].seen;
+        *seen = Seen::Frozen.max(*seen);
     }
 
     /// The ladder position of an occurrence's parameter.
@@ -228,11 +243,12 @@ impl Session {
             .store(true, Ordering::Relaxed);
     }
 
-    /// The first occurrence whose hook no traversal has met.
+    /// The first occurrence of a trainable parameter whose hook no traversal has met.
     pub(super) fn first_unseen(&self) -> Option<usize> {
+        let unseen = |o: &Occurrence| !o.seen.load(Ordering::Relaxed);
         self.occurrences
             .iter()
-            .position(|o| !o.seen.load(Ordering::Relaxed))
+            .position(|o| self.layout.params[o.slot].trainable && unseen(o))
     }
 
     pub(super) fn pending_proxy(&self, occurrence: usize) -> Option<&Proxy> {
@@ -352,12 +368,14 @@ impl Session {
             flushed: false,
         };
         if let Some(reducer) = self.reducer.as_ref().filter(|_| sync) {
-            lock(reducer).begin(Contribution {
+            let mut reducer = lock(reducer);
+            let own = Contribution {
                 active: true,
-                changed: false,
+                changed: self.trainable_changed(state, &reducer),
                 window: state.accumulated + 1,
                 samples: state.samples + samples,
-            });
+            };
+            reducer.begin(own);
         }
         Ok((sync, samples))
     }
@@ -368,6 +386,9 @@ impl Session {
         reducer: &mut Reducer,
         slot: usize,
     ) -> Result<()> {
+        if !reducer.has_place(slot) {
+            return Ok(());
+        }
         let gradient = state
             .store
             .take::<B>(slot)

@@ -127,6 +127,32 @@ pub enum ReducerError {
         /// Module path of a parameter.
         path: String,
     },
+    /// Some ranks train a parameter that others have frozen.
+    #[error(
+        "rank {rank}: `{path}` is trained on {} and frozen on rank(s) {frozen:?}: freeze and unfreeze on all ranks before the same step",
+        some_ranks(trained)
+    )]
+    TrainableDiffers {
+        /// The rank that reports.
+        rank: usize,
+        /// Module path of the parameter.
+        path: String,
+        /// Ranks that are known to train it; empty when others do.
+        trained: Vec<usize>,
+        /// Ranks known to have frozen it.
+        frozen: Vec<usize>,
+    },
+    /// A parameter of the wrapped model is gone, and what is in its place is not averaged.
+    #[error(
+        "rank {rank}: `{path}` is no longer in the model that was wrapped: it was replaced, or dropped with a part of the model, and what is in its place trains on this rank alone. \
+         Wrap the model again after changing it: `ddp.wrap(ddp.unwrap(model))`"
+    )]
+    Replaced {
+        /// The rank that reports.
+        rank: usize,
+        /// Module path of the parameter.
+        path: String,
+    },
     /// `join` was called while gradients of this rank were still waiting for the end of their window.
     #[error(
         "rank {rank}: `join` was called with {passes} backward pass(es) accumulated under `no_sync`, which would be lost: close the window with a backward pass that synchronises first"
@@ -150,6 +176,13 @@ pub enum ReducerError {
     /// The communication thread is gone.
     #[error(transparent)]
     Queue(#[from] QueueClosed),
+}
+
+fn some_ranks(ranks: &[usize]) -> String {
+    match ranks {
+        [] => "another rank".into(),
+        ranks => format!("rank(s) {ranks:?}"),
+    }
 }
 
 /// "3 backward pass(es) on rank(s) [0, 2], 4 on [1]".

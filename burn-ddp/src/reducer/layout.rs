@@ -4,7 +4,7 @@ use crate::group::DType;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// One distinct trainable parameter. Tied parameters (one [`ParamId`](burn::module::ParamId) in
+/// One distinct float parameter. Tied parameters (one [`ParamId`](burn::module::ParamId) in
 /// several fields) are one entry, under the path that comes first.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ParamSpec {
@@ -12,6 +12,8 @@ pub(crate) struct ParamSpec {
     pub(crate) path: String,
     pub(crate) shape: Vec<usize>,
     pub(crate) dtype: DType,
+    /// Whether it requires gradients at `wrap`. Frozen ones may be unfrozen later.
+    pub(crate) trainable: bool,
 }
 
 impl ParamSpec {
@@ -26,11 +28,12 @@ impl ParamSpec {
 
 impl fmt::Display for ParamSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "`{}` {:?} {}", self.path, self.shape, self.dtype)
+        write!(f, "`{}` {:?} {}", self.path, self.shape, self.dtype)?;
+        f.write_str(if self.trainable { "" } else { " frozen" })
     }
 }
 
-/// The distinct trainable parameters in registration order. Index into it: a *slot*.
+/// The distinct float parameters in registration order. Index into it: a *slot*.
 ///
 /// Keys are module paths: a `ParamId` is random per process and a hash map has no order.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -63,6 +66,7 @@ mod tests {
             path: path.to_string(),
             shape: shape.to_vec(),
             dtype: DType::F32,
+            trainable: true,
         };
         Layout {
             params: params.iter().map(spec).collect(),

@@ -97,8 +97,12 @@ pub(crate) struct Reducer {
     queue: WorkQueue,
     /// `None` while a bucket is with the communication thread.
     buckets: Vec<Option<Bucket>>,
+    /// Slots in the agreed order of first use.
+    order: Vec<usize>,
+    /// Slots that have a place: those that are trained.
+    members: Vec<bool>,
     /// Slot to (bucket, place in it).
-    places: Vec<(usize, usize)>,
+    places: Vec<Option<(usize, usize)>>,
     /// The next bucket to launch; those before are in flight or back.
     next: usize,
     in_flight: VecDeque<Work<Result<Reduced, crate::group::GroupError>>>,
@@ -125,7 +129,9 @@ impl Reducer {
                 cause: e.to_string(),
             })?;
         let mut reducer = Self {
-            places: vec![(0, 0); layout.len()],
+            places: vec![None; layout.len()],
+            order: (0..layout.len()).collect(),
+            members: layout.params.iter().map(|spec| spec.trainable).collect(),
             layout,
             caps,
             round: Arc::new(Round::new(rule.clone(), group.world_size())),
@@ -141,9 +147,7 @@ impl Reducer {
             last: RoundTrace::default(),
             totals: Totals::default(),
         };
-        // Gradients arrive roughly from the last layer to the first.
-        let order: Vec<usize> = (0..reducer.layout.len()).rev().collect();
-        reducer.make_buckets(&order)?;
+        reducer.make_buckets()?;
         Ok(reducer)
     }
 
@@ -164,12 +168,14 @@ impl Reducer {
         &self.last
     }
 
-    fn make_buckets(&mut self, order: &[usize]) -> Result<()> {
+    fn make_buckets(&mut self) -> Result<()> {
+        let plans = self.assign();
+        self.places.fill(None);
         // The old buckets' memory is given back before the new is taken.
         self.buckets.clear();
-        for plan in self.assign(order) {
+        for plan in plans {
             for (index, place) in plan.placements.iter().enumerate() {
-                self.places[place.slot] = (self.buckets.len(), index);
+                self.places[place.slot] = Some((self.buckets.len(), index));
             }
             let buffer = self.group.buffer(plan.bytes())?;
             self.buckets.push(Some(Bucket::new(plan, buffer)));
@@ -178,13 +184,16 @@ impl Reducer {
         Ok(())
     }
 
-    fn assign(&self, order: &[usize]) -> Vec<BucketPlan> {
+    /// Gradients arrive roughly from the last layer to the first.
+    fn assign(&self) -> Vec<BucketPlan> {
+        let reversed = self.order.iter().rev().copied();
+        let order: Vec<usize> = reversed.filter(|slot| self.members[*slot]).collect();
         let ranks = self.group.world_size();
         let tail = TailSizes {
             each: if self.rule.check_finite { ranks } else { 0 },
             first: ranks * Contribution::DIGITS,
         };
-        assign(&self.layout, order, self.caps, tail)
+        assign(&self.layout, &order, self.caps, tail)
     }
 
     /// Opens a round, to which this rank contributes `own`.
@@ -216,11 +225,9 @@ impl Reducer {
         self.check(slot, &data)?;
         let rank = self.rank();
         let path = &self.layout.params[slot].path;
-        let (bucket, index) = self.places[slot];
-        let Some(home) = self.buckets[bucket]
-            .as_mut()
-            .filter(|_| bucket >= self.next)
-        else {
+        let place = self.places[slot].filter(|(bucket, _)| *bucket >= self.next);
+        let home = place.and_then(|(bucket, index)| Some((self.buckets[bucket].as_mut()?, index)));
+        let Some((home, index)) = home else {
             let path = path.clone();
             return Err(ReducerError::LateGradient { rank, path });
         };
@@ -337,17 +344,43 @@ impl Reducer {
     }
 
     /// New buckets in reverse order of first use, rank 0's order on every rank. Collective; between rounds.
-    pub(crate) fn rebuild(&mut self, first_use: &[usize]) -> Result<Vec<usize>> {
+    pub(crate) fn rebuild(&mut self, first_use: &[usize]) -> Result<()> {
         let mut order: Vec<u64> = first_use.iter().map(|&slot| slot as u64).collect();
         self.group
             .broadcast(bytemuck::cast_slice_mut(&mut order), DType::U64, 0)?;
         self.totals.collectives += 1;
-        let first_use: Vec<usize> = order.into_iter().map(|slot| slot as usize).collect();
-        let reversed: Vec<usize> = first_use.iter().rev().copied().collect();
-        if self.plans().ne(&self.assign(&reversed)) {
-            self.make_buckets(&reversed)?;
+        self.order = order.into_iter().map(|slot| slot as usize).collect();
+        self.remake_buckets()
+    }
+
+    /// New buckets for `members`, which are the same on all ranks. Collective; between rounds.
+    pub(crate) fn set_members(&mut self, members: Vec<bool>) -> Result<()> {
+        self.members = members;
+        self.remake_buckets()
+    }
+
+    fn remake_buckets(&mut self) -> Result<()> {
+        if self.plans().ne(&self.assign()) {
+            self.make_buckets()?;
         }
-        Ok(first_use)
+        Ok(())
+    }
+
+    /// Whether gradients of `slot` have a place in a bucket.
+    pub(crate) fn has_place(&self, slot: usize) -> bool {
+        self.members[slot]
+    }
+
+    pub(crate) fn members(&self) -> &[bool] {
+        &self.members
+    }
+
+    /// Slots that have a place, in the agreed order of first use.
+    pub(crate) fn order(&self) -> impl Iterator<Item = usize> {
+        self.order
+            .iter()
+            .copied()
+            .filter(|slot| self.members[*slot])
     }
 
     fn plans(&self) -> impl Iterator<Item = &BucketPlan> {

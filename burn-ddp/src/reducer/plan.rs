@@ -123,6 +123,7 @@ mod tests {
             path: format!("p{i}"),
             shape: vec![*n],
             dtype: *dtype,
+            trainable: true,
         };
         Layout {
             params: params.iter().enumerate().map(spec).collect(),

@@ -14,6 +14,7 @@ fn layout(shapes: &[(&str, usize, DType)]) -> Layout {
         path: path.into(),
         shape: vec![n],
         dtype,
+        trainable: true,
     };
     Layout {
         params: shapes.iter().map(spec).collect(),
@@ -305,9 +306,9 @@ fn ddp_22_the_order_of_rank_0_decides_the_new_buckets() {
     ]);
     let all = ranks(2, &l, Reduction::Mean, |rank, mut reducer| {
         round(&mut reducer, &[(0, 1.0), (1, 1.0), (2, 1.0)]);
-        let order = reducer
-            .rebuild(if rank == 0 { &[1, 2, 0] } else { &[0, 1, 2] })
-            .unwrap();
+        let first_use = if rank == 0 { &[1, 2, 0] } else { &[0, 1, 2] };
+        reducer.rebuild(first_use).unwrap();
+        let order: Vec<usize> = reducer.order().collect();
         let slots = |b: &BucketPlan| b.placements.iter().map(|p| p.slot).collect::<Vec<_>>();
         let buckets: Vec<_> = reducer.plans().map(slots).collect();
         (

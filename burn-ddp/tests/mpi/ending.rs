@@ -73,9 +73,14 @@ fn interrupt(test: &str, signal: Signal) {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("at work");
     let name = file.to_str().unwrap();
-    let Some(job) = Mpirun::new(3, test, "work").env(AT_WORK, name).start() else {
-        return;
-    };
+    let job = Mpirun::new(3, test, "work")
+        .env(AT_WORK, name)
+        // Of a killed mpirun Open MPI leaves its shared memory behind.
+        .env(
+            "OMPI_MCA_btl_vader_backing_directory",
+            directory.path().to_str().unwrap(),
+        );
+    let Some(job) = job.start() else { return };
     let limit = Instant::now() + Duration::from_secs(30);
     while !file.exists() {
         assert!(Instant::now() < limit, "{}", end_of(job).text);

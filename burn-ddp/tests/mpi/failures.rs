@@ -68,8 +68,9 @@ fn ddp_03_sigkill() {
 #[test]
 fn ddp_03_abort() {
     for (_, text) in death("failures::ddp_03_abort", "abort") {
+        // MPICH may report a rank that it has killed itself.
         let says = text.to_lowercase().contains("signal 6") || text.contains("ABORTED");
-        assert!(says || text.contains("EXIT CODE: 6"), "{text}");
+        assert!(says || text.contains("BAD TERMINATION"), "{text}");
     }
 }
 

@@ -40,7 +40,8 @@
 //! (`MPI_Finalize`, when the process exits) wait as long as MPI does.
 //!
 //! Errors of our communicator are returned, not fatal (`MPI_ERRORS_RETURN`). But MPI has the last word: when a process
-//! dies, mpirun kills the others and prints which one it was. After a failure no rank calls `MPI_Finalize`, which would wait for
+//! dies, mpirun kills the others and prints which one it was. It does so as well when one exits in good order; so ranks whose job has failed wait
+//! at their exit, three seconds at most, for all to have returned their errors. After a failure no rank calls `MPI_Finalize`, which would wait for
 //! peers that never come; mpirun reports that, too, below the error that counts.
 
 mod all_reduce;

@@ -35,6 +35,9 @@ impl Tuning {
     }
 }
 
+/// MPI counts the bytes of a message in 31 bits.
+pub(super) const LONGEST_MESSAGE: usize = 1 << 30;
+
 /// Pieces sent ahead along the chain of a broadcast.
 const AHEAD: usize = 4;
 

@@ -3,12 +3,15 @@
 //! Messages are looked at whenever a rank begins an operation or waits in one; there is no thread for it. That a
 //! process has died is mpirun's to notice, and it ends the job.
 
+mod failure;
+mod leaving;
+
 use super::{
     library::{self, Mpi},
     message::{LONGEST, Message},
-    request::{self, Comm, Received, Receiving, Refusal, Sending},
+    request::{Comm, Received, Receiving, Refusal, Sending},
 };
-use crate::group::{GroupError, OpDescriptor, ops::Identity};
+use crate::group::{GroupError, OpDescriptor};
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
@@ -20,8 +23,6 @@ use std::{
 const TAG: i32 = 0;
 /// How long the last words of a failed rank may take to leave it.
 const LAST_WORDS: Duration = Duration::from_millis(200);
-/// How long a rank that failed stays for the others to learn of it: as soon as it ends, mpirun ends them.
-const ALL_KNOW: Duration = Duration::from_secs(1);
 /// How long a rank that has left may take to say that it has failed: it drops its groups first.
 const AFTERTHOUGHT: Duration = Duration::from_millis(200);
 /// How long the peers may take to say whether they have come to an operation.
@@ -54,14 +55,16 @@ struct State {
     here: HashMap<(u32, u64), Vec<bool>>,
     /// This rank has told the others of a failure.
     told: bool,
+    /// An operation of this rank has failed.
+    suffered: bool,
     /// Who knows that the job has failed.
     know: Vec<bool>,
-    /// Who has left the job in good order.
+    /// Who will not say more: has left in good order, or has failed and is about to exit.
     done: Vec<bool>,
 }
 
 impl Control {
-    pub(super) fn new(mpi: &Mpi, comm: Comm, hosts: Vec<String>) -> Result<Self, Refusal> {
+    pub(super) fn new(mpi: &Mpi, comm: Comm, hosts: Vec<String>) -> Result<Arc<Self>, Refusal> {
         let inbox = mpi.receive(&comm, vec![0; LONGEST], None, TAG)?;
         let state = State {
             inbox: Some(inbox),
@@ -70,16 +73,18 @@ impl Control {
             left: HashMap::new(),
             here: HashMap::new(),
             told: false,
+            suffered: false,
             know: vec![false; comm.size],
             done: vec![false; comm.size],
         };
-        library::job_begins();
-        Ok(Self {
+        let control = Arc::new(Self {
             comm,
             hosts,
             failure: OnceLock::new(),
             state: Mutex::new(state),
-        })
+        });
+        library::job_begins(&control);
+        Ok(control)
     }
 
     pub(super) fn comm(&self) -> &Comm {
@@ -97,52 +102,6 @@ impl Control {
 
     pub(super) fn host(&self, rank: usize) -> String {
         self.hosts.get(rank).cloned().unwrap_or_default()
-    }
-
-    /// The job's failure as this rank sees it.
-    pub(super) fn failure(&self, id: &Identity) -> Option<GroupError> {
-        let (origin, error) = self.failure.get()?;
-        Some(self.view(id, *origin, error, String::new()))
-    }
-
-    fn view(&self, id: &Identity, origin: usize, error: &GroupError, doing: String) -> GroupError {
-        let mut view = id.view(origin, error);
-        match &mut view {
-            GroupError::Aborted {
-                host, operation, ..
-            } if origin != id.rank => {
-                *host = self.host(origin);
-                *operation = doing;
-            }
-            GroupError::PeerLost { operation, .. } if operation.is_empty() => *operation = doing,
-            _ => {}
-        }
-        view
-    }
-
-    /// The failure of an operation that this rank is in, if the job has failed or a rank will not come to it.
-    pub(super) fn check(&self, id: &Identity, ours: &OpDescriptor) -> Result<(), GroupError> {
-        if let Some((origin, error)) = self.failure.get() {
-            return Err(our_side(id, ours, *origin, error)
-                .unwrap_or_else(|| self.view(id, *origin, error, ours.to_string())));
-        }
-        let state = self.state();
-        let gone = |at: &Option<(u64, Instant)>| {
-            at.is_some_and(|(first, since)| {
-                first <= ours.sequence && since.elapsed() >= AFTERTHOUGHT
-            })
-        };
-        let left = state.left.get(&ours.group);
-        match left.and_then(|left| left.iter().position(gone)) {
-            None => Ok(()),
-            Some(peer) => Err(GroupError::PeerLeft {
-                rank: id.rank,
-                peer,
-                host: self.host(peer),
-                operation: ours.to_string(),
-                elapsed: Duration::ZERO,
-            }),
-        }
     }
 
     /// Notes that this rank has come to an operation, and looks at what came in since the last.
@@ -179,18 +138,8 @@ impl Control {
             // Only ranks of the job can send here; one that is built from another version fails in its first operation.
             None => Ok(()),
             Some(Message::Failed(error)) => self.learn(mpi, state, source, (source, error)),
-            Some(Message::Panicked) => {
-                let rank = self.comm.rank;
-                let lost = GroupError::PeerLost {
-                    rank,
-                    peer: source,
-                    host: self.host(source),
-                    cause: "its thread panicked".into(),
-                    operation: String::new(),
-                    elapsed: Duration::ZERO,
-                };
-                self.learn(mpi, state, source, (rank, lost))
-            }
+            Some(Message::Panicked) => self.lose(mpi, state, source, "its thread panicked"),
+            Some(Message::Exits) => self.lose(mpi, state, source, "its process ended"),
             Some(Message::Done) => {
                 state.done[source] = true;
                 Ok(())
@@ -212,7 +161,7 @@ impl Control {
                 Ok(())
             }
             Some(Message::Left { group, sequence }) => {
-                self.note_left(state, source, group, sequence);
+                state.note_left(source, group, sequence);
                 Ok(())
             }
         }
@@ -236,44 +185,6 @@ impl Control {
         for peer in self.peers() {
             let _ = self.send(mpi, &mut state, peer, message);
         }
-    }
-
-    fn learn(
-        &self,
-        mpi: &Mpi,
-        state: &mut State,
-        source: usize,
-        failure: (usize, GroupError),
-    ) -> Result<(), Refusal> {
-        state.know[source] = true;
-        library::job_failed();
-        let _ = self.failure.set(failure);
-        self.send(mpi, state, source, &Message::Known)
-    }
-
-    /// Records this rank's failure, unless the job has failed already, and tells the peers.
-    pub(super) fn fail(&self, error: GroupError) {
-        if self.failure.set((self.comm.rank, error.clone())).is_ok() {
-            self.last_words(&Message::Failed(error));
-        }
-    }
-
-    /// As [`fail`](Self::fail), while this thread unwinds.
-    pub(super) fn panicked(&self) {
-        let rank = self.comm.rank;
-        let error = GroupError::aborted(rank, rank, "its thread panicked");
-        if self.failure.set((rank, error)).is_ok() {
-            self.last_words(&Message::Panicked);
-        }
-    }
-
-    fn last_words(&self, message: &Message) {
-        library::job_failed();
-        let Some(mpi) = library::enter() else { return };
-        self.tell(&mpi, message);
-        drop(mpi);
-        self.state().told = true;
-        self.poll_until(LAST_WORDS, |state| state.outbox.is_empty());
     }
 
     /// Polls until `done`, MPI refuses, or the time is over. Whether it is done.
@@ -310,96 +221,4 @@ impl Control {
         let here = self.state().here.remove(&key).unwrap_or_default();
         self.peers().filter(|peer| !here[*peer]).collect()
     }
-
-    /// This rank drops `group` before its operation `sequence`.
-    pub(super) fn leave(&self, group: u32, sequence: u64) {
-        self.note_left(&mut self.state(), self.comm.rank, group, sequence);
-        if let Some(mpi) = library::enter() {
-            self.tell(&mpi, &Message::Left { group, sequence });
-        }
-    }
-
-    fn note_left(&self, state: &mut State, rank: usize, group: u32, sequence: u64) {
-        let ranks = self.comm.size;
-        let left = state.left.entry(group).or_insert_with(|| vec![None; ranks]);
-        left[rank] = Some((sequence, Instant::now()));
-        if left.iter().all(Option::is_some) {
-            state.left.remove(&group);
-            state.positions.remove(&group);
-        }
-    }
-}
-
-/// A mismatch that another rank has found in the operation that this one is in: at least one of its sides is not ours.
-fn our_side(
-    id: &Identity,
-    ours: &OpDescriptor,
-    origin: usize,
-    error: &GroupError,
-) -> Option<GroupError> {
-    let GroupError::Mismatch {
-        peer,
-        ours: first,
-        theirs: second,
-        ..
-    } = error
-    else {
-        return None;
-    };
-    if origin == id.rank || (first.group, first.sequence) != (ours.group, ours.sequence) {
-        return None;
-    }
-    let sides = [(origin, first), (*peer, second)];
-    let (peer, theirs) = sides.into_iter().find(|(_, side)| ***side != *ours)?;
-    Some(GroupError::Mismatch {
-        rank: id.rank,
-        peer,
-        ours: Box::new(*ours),
-        theirs: theirs.clone(),
-    })
-}
-
-impl Control {
-    /// This rank has dropped the last group of the job.
-    ///
-    /// After a failure stays for a moment, so that the peers end with an error that says why and not by a signal.
-    pub(super) fn end(self: &Arc<Self>) {
-        if self.failure.get().is_none()
-            && let Some(mpi) = library::enter()
-        {
-            self.tell(&mpi, &Message::Done);
-        }
-        let told = self.state().told;
-        let rank = self.comm.rank;
-        self.poll_until(if told { ALL_KNOW } else { LAST_WORDS }, |state| {
-            state.outbox.is_empty() && (!told || all(&state.know, rank))
-        });
-        if !library::keep(self) {
-            self.close();
-        }
-        library::job_ends();
-    }
-
-    /// Whether every rank has left in good order, which it tells as long as this is called.
-    pub(super) fn all_done(&self, mpi: &Mpi) -> bool {
-        // After a refusal there is nothing to wait for.
-        self.poll(mpi).is_err() || all(&self.state().done, self.comm.rank)
-    }
-
-    /// Leaves no message behind that MPI could still write to.
-    pub(super) fn close(&self) {
-        let mut state = self.state();
-        state.inbox = None;
-        state.outbox.clear();
-        drop(state);
-        // What is pending even then is seen to at the end of the process.
-        if let Some(mpi) = library::enter() {
-            request::reap(&mpi);
-        }
-    }
-}
-
-fn all(ranks: &[bool], but: usize) -> bool {
-    let mut ranks = ranks.iter().enumerate();
-    ranks.all(|(rank, is)| rank == but || *is)
 }

@@ -21,11 +21,13 @@ pub(crate) fn join() -> Result<Option<MpiGroup>, Error> {
     let Some(variable) = chosen() else {
         return Ok(None);
     };
+    // Before MPI starts: Open MPI sets these variables itself in a process that was started alone.
+    let started = started_by();
     let group = MpiGroup::connect(MpiOptions {
         operation_timeout: operation_timeout()?,
         ..MpiOptions::default()
     })?;
-    if group.world_size() == 1 && variable == TRANSPORT && started_by().is_none() {
+    if group.world_size() == 1 && variable == TRANSPORT && started.is_none() {
         return Err(MpiError::NotStarted.into());
     }
     tracing::info!("joined through MPI because of {variable}");

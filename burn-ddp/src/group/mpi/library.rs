@@ -10,7 +10,7 @@ use std::{
     panic::catch_unwind,
     sync::{
         Arc, Mutex, MutexGuard, Once, PoisonError,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
+        atomic::{AtomicBool, Ordering},
     },
     thread,
     time::{Duration, Instant},
@@ -18,22 +18,28 @@ use std::{
 
 /// How long the end of the process waits for other threads to let go of their groups.
 const LAST_HANDLES: Duration = Duration::from_secs(1);
-/// How long a process of a failed job stays after it has said why: the first to end has mpirun kill the others,
-/// which want to say it, too.
-const LAST_WORDS: Duration = Duration::from_millis(300);
+/// How long a process of a failed job waits for its peers to return their errors: the first to exit has mpirun kill the others.
+const GOODBYE: Duration = Duration::from_secs(3);
+/// By how much a process that has no error to return exits later than those that have one: the exit code of MPICH's mpiexec is that of
+/// the first.
+const LAST: Duration = Duration::from_millis(300);
 
 /// Time between two looks at the peers.
 const LOOK: Duration = Duration::from_millis(1);
 
 /// The lock around MPI. Holds what ends MPI when it is dropped; `None` if the program has started MPI, and ends it, itself.
 static LIBRARY: Mutex<Option<Universe>> = Mutex::new(None);
-/// Jobs that this process is in.
-static JOBS: AtomicUsize = AtomicUsize::new(0);
-/// Of the jobs that this process has left: its peers may still be in them.
-static KEPT: Mutex<Vec<Arc<Control>>> = Mutex::new(Vec::new());
+/// The jobs that this process is in, and, if burn-ddp ends MPI, those that it has left: its peers may still be in them.
+static JOBS: Mutex<Vec<Job>> = Mutex::new(Vec::new());
 static REGISTER: Once = Once::new();
 /// One of them has failed: a peer may never come to the end.
 static FAILED: AtomicBool = AtomicBool::new(false);
+
+struct Job {
+    control: Arc<Control>,
+    /// This process has not left it.
+    open: bool,
+}
 
 /// The turn to call MPI, which is running.
 pub(super) struct Mpi {
@@ -76,27 +82,34 @@ pub(super) fn enter() -> Option<Mpi> {
     running.then_some(Mpi { universe })
 }
 
-pub(super) fn job_begins() {
-    JOBS.fetch_add(1, Ordering::Relaxed);
+fn jobs() -> MutexGuard<'static, Vec<Job>> {
+    JOBS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// MPI is not called for that job any more.
-pub(super) fn job_ends() {
-    JOBS.fetch_sub(1, Ordering::Release);
+pub(super) fn job_begins(control: &Arc<Control>) {
+    jobs().push(Job {
+        control: control.clone(),
+        open: true,
+    });
 }
 
-/// Keeps the control plane of a job that this process has left until its end. `false` if the program ends MPI itself,
-/// nobody knows when.
-pub(super) fn keep(control: &Arc<Control>) -> bool {
+/// This process has left the job. If the program ends MPI itself, nobody knows when, MPI is not called for the job any more.
+pub(super) fn job_ends(control: &Arc<Control>) {
     let ours = lock().is_some();
-    if ours {
-        kept().push(control.clone());
+    if !ours {
+        control.close();
     }
-    ours
-}
-
-fn kept() -> MutexGuard<'static, Vec<Arc<Control>>> {
-    KEPT.lock().unwrap_or_else(PoisonError::into_inner)
+    let mut jobs = jobs();
+    if let Some(at) = jobs
+        .iter()
+        .position(|job| Arc::ptr_eq(&job.control, control))
+    {
+        if ours {
+            jobs[at].open = false;
+        } else {
+            jobs.swap_remove(at);
+        }
+    }
 }
 
 /// From now on MPI is not ended in good order: that would wait for all peers, without a limit.
@@ -123,21 +136,47 @@ fn finish() {
         // The launcher sees a process that ends without MPI_Finalize, and ends the job.
         if FAILED.load(Ordering::Acquire) {
             drop(mpi);
-            return thread::sleep(LAST_WORDS);
+            return say_goodbye();
         }
-        let open = JOBS.load(Ordering::Acquire) > 0;
-        if mpi.universe.is_none() || open && Instant::now() > deadline {
+        let open: Vec<_> = jobs()
+            .iter()
+            .filter(|job| job.open)
+            .map(|job| job.control.clone())
+            .collect();
+        if mpi.universe.is_none() && open.is_empty() {
             return;
         }
         // MPI_Finalize waits for all ranks as well, but does not hear of one that fails: Open MPI 4.1's mpirun can hang when some
         // processes end while another is in it.
-        if !open && kept().iter().all(|control| control.all_done(&mpi)) {
-            drop(mpi);
-            kept().drain(..).for_each(|control| control.close());
+        let done = open.is_empty() && jobs().iter().all(|job| job.control.all_done(&mpi));
+        drop(mpi);
+        if done {
+            // Not while the list is locked: it is locked after the turn to call MPI.
+            let left: Vec<_> = jobs().drain(..).collect();
+            left.iter().for_each(|job| job.control.close());
             return end();
+        }
+        if Instant::now() > deadline {
+            open.iter().for_each(|control| control.exits());
+        }
+        thread::sleep(LOOK);
+    }
+}
+
+/// Waits until the peers of the failed job have returned their errors, too.
+fn say_goodbye() {
+    let deadline = Instant::now() + GOODBYE;
+    let jobs: Vec<_> = jobs().drain(..).map(|job| job.control).collect();
+    while let Some(mpi) = enter() {
+        jobs.iter().for_each(|control| control.say_done(&mpi));
+        if jobs.iter().all(|control| control.all_done(&mpi)) || Instant::now() > deadline {
+            break;
         }
         drop(mpi);
         thread::sleep(LOOK);
+    }
+    if !jobs.iter().any(|control| control.has_suffered()) {
+        thread::sleep(LAST);
     }
 }
 

@@ -12,6 +12,8 @@ pub(super) enum Message {
     Failed(GroupError),
     /// The sender's group was dropped by a panic.
     Panicked,
+    /// The sender's process exits in the middle of the job.
+    Exits,
     /// The sender knows that the job has failed.
     Known,
     /// Answer if you have come to this operation.
@@ -20,7 +22,8 @@ pub(super) enum Message {
     Here { group: u32, sequence: u64 },
     /// The sender has dropped the group, and never comes to this operation.
     Left { group: u32, sequence: u64 },
-    /// The sender has dropped the last group of the job, in good order.
+    /// Nothing more will come from the sender: it has dropped the last group of the job in good order, or the job has failed and
+    /// it is about to exit.
     Done,
 }
 
@@ -68,6 +71,7 @@ mod tests {
         for message in [
             Message::Failed(error),
             Message::Panicked,
+            Message::Exits,
             Message::Known,
             Message::Done,
             Message::Where { group, sequence },

@@ -4,12 +4,12 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use super::*;
-use crate::group::{DType, ReduceOp, conformance};
+use crate::group::{DType, ProcessGroup, ReduceOp, conformance};
 use ::mpi::{
     environment::{self, Threading, Universe},
     topology::Color,
 };
-use mpirun::{mpirun, program};
+use mpirun::{Mpirun, program};
 use std::time::Instant;
 
 #[path = "../../../tests/common/mpirun.rs"]
@@ -83,7 +83,7 @@ fn list_under_mpirun(test: &str, ranks: usize, setup: Setup) {
         return rank_of_the_list(setup);
     }
     let path = format!("group::mpi::tests::{test}");
-    let Some(run) = mpirun(ranks, &path, "list") else {
+    let Some(run) = Mpirun::new(ranks, &path, "list").run() else {
         return;
     };
     let text = &run.text;
@@ -153,7 +153,7 @@ fn machines_give_the_same_bits() {
         drop(universe);
         return println!("right");
     }
-    if let Some(run) = mpirun(4, TEST, "rank") {
+    if let Some(run) = Mpirun::new(4, TEST, "rank").run() {
         assert!(run.success, "{}", run.text);
         assert_eq!(run.text.matches("right").count(), 4, "{}", run.text);
     }
@@ -186,7 +186,7 @@ fn ddp_37_longer_than_a_message() {
         drop(universe);
         return println!("right");
     }
-    if let Some(run) = mpirun(3, TEST, "rank") {
+    if let Some(run) = Mpirun::new(3, TEST, "rank").run() {
         let text = &run.text;
         assert!(run.success, "{text}");
         assert_eq!(text.matches("right").count(), 3, "{text}");

@@ -6,3 +6,4 @@ mod cluster;
 mod code;
 mod messages;
 mod pages;
+mod steps;

@@ -1,0 +1,218 @@
+//! The code of the pages on uneven data, decisions and hooks; see [`code`](super::code).
+
+use burn::module::{Module, ModuleMapper, Param};
+use burn::optim::{GradientsParams, ModuleOptimizer, SgdConfig};
+use burn::prelude::*;
+use burn_ddp::{
+    CommHook, CompressHook, Ddp, GradBucket, NonFinitePolicy, ReduceOp, Reduction, WrapConfig,
+    group::GroupError,
+};
+use burn_ddp_tests::{models::Scalar, oracle::floats, ranks};
+use std::{error::Error, sync::Arc};
+
+type Result<T = (), E = Box<dyn Error>> = std::result::Result<T, E>;
+
+fn device() -> Device {
+    Device::flex().autodiff()
+}
+
+/// The gradient of the weight is the mean of the batch.
+fn loss_of(model: &Scalar, batch: &[f32]) -> Tensor<1> {
+    (Tensor::<1>::from_data(batch, &device()) * model.w.val()).mean()
+}
+
+fn uneven(
+    ddp: &Ddp,
+    mut model: Scalar,
+    mut optim: ModuleOptimizer,
+    batches: &[&[f32]],
+) -> Result<Scalar> {
+    let lr = 1.0;
+    // ANCHOR: join
+    for batch in batches {
+        let loss = loss_of(&model, batch);
+        let grads = GradientsParams::from_grads(loss.backward(), &model);
+        model = optim.step(lr, model, grads);
+    }
+    model = ddp.join(model, |model, grads| optim.step(lr, model, grads))?;
+    // ANCHOR_END: join
+    Ok(model)
+}
+
+/// Steps of (2 + 4) / 2 and 6: rank 0 has one batch, rank 1 has two.
+#[test]
+fn join() {
+    ranks(2).run("steps::join", |ddp: Ddp| {
+        let model = ddp.wrap(Scalar::new(0.0, &device())).unwrap();
+        let mine: &[&[f32]] = if ddp.is_main() {
+            &[&[2.0]]
+        } else {
+            &[&[4.0], &[6.0]]
+        };
+        let model = uneven(&ddp, model, SgdConfig::new().init(), mine).unwrap();
+        assert_eq!(floats(model.w.val()), [-9.0]);
+    });
+}
+
+/// Rank 0 has one sample, rank 1 three: the mean over samples is 2, that over ranks 4.
+#[test]
+fn weighted() {
+    fn run(ddp: &Ddp, model: Scalar, batch: &[f32]) -> Result<Option<f32>> {
+        // ANCHOR: weighted
+        let config = WrapConfig::new().reduction(Reduction::WeightedMean);
+        let model = ddp.wrap_with(model, config)?;
+
+        let loss = loss_of(&model, batch); // a mean over this rank's samples
+        let grads = ddp.weighted(batch.len(), || loss.backward());
+        let grads = GradientsParams::from_grads(grads, &model);
+        // ANCHOR_END: weighted
+        Ok(model.gradient(&grads))
+    }
+    ranks(2).run("steps::weighted", |ddp: Ddp| {
+        let mine: &[f32] = if ddp.is_main() {
+            &[8.0]
+        } else {
+            &[0.0, 0.0, 0.0]
+        };
+        let gradient = run(&ddp, Scalar::new(0.0, &device()), mine).unwrap();
+        assert_eq!(gradient, Some(2.0));
+    });
+}
+
+/// Rank 1's second batch has a NaN: no rank steps on it.
+#[test]
+fn skipping() {
+    fn run(
+        ddp: &Ddp,
+        model: Scalar,
+        mut optim: ModuleOptimizer,
+        batches: [&[f32]; 3],
+    ) -> Result<(Scalar, Vec<String>)> {
+        let (lr, mut log) = (1.0, Vec::new());
+        // ANCHOR: skip
+        let config = WrapConfig::new().non_finite(NonFinitePolicy::Skip);
+        let mut model = ddp.wrap_with(model, config)?;
+        for batch in batches {
+            let loss = loss_of(&model, batch);
+            let grads = GradientsParams::from_grads(loss.backward(), &model);
+            model = optim.step(lr, model, grads); // does nothing when the gradients are withheld
+            if let Some(verdict) = ddp.non_finite() {
+                log.push(verdict.to_string()); // the same on every rank
+            }
+        }
+        // ANCHOR_END: skip
+        Ok((model, log))
+    }
+    ranks(2).run("steps::skipping", |ddp: Ddp| {
+        let bad = if ddp.is_main() { 1.0 } else { f32::NAN };
+        let batches: [&[f32]; 3] = [&[1.0], &[bad], &[2.0]];
+        let model = Scalar::new(0.0, &device());
+        let (model, log) = run(&ddp, model, SgdConfig::new().init(), batches).unwrap();
+        assert_eq!(floats(model.w.val()), [-3.0]);
+        let text = "backward pass 2: the gradient of `w` is not finite; it came from rank(s) [1]";
+        assert_eq!(log, [text]);
+    });
+}
+
+/// Losses of 0.10 and 0.20 with a threshold of 0.15: both ranks go on, since rank 1 is not good enough.
+#[test]
+fn ddp_12_stopping() {
+    fn run(ddp: &Ddp, own_loss: f64, threshold: f64) -> Result<[bool; 3]> {
+        // ANCHOR: agree
+        let by_mean = ddp.mean(own_loss)? < threshold; // all ranks compare the same number
+        let all_agree = ddp.all(own_loss < threshold)?;
+        let main_says = ddp.broadcast(own_loss < threshold)?; // rank 0's view, on every rank
+        // ANCHOR_END: agree
+        Ok([by_mean, all_agree, main_says])
+    }
+    ranks(2).run("steps::ddp_12_stopping", |ddp: Ddp| {
+        let own_loss = [0.10, 0.20][ddp.rank()];
+        assert_eq!(run(&ddp, own_loss, 0.15).unwrap(), [false, false, true]);
+        assert_eq!(run(&ddp, own_loss, 0.16).unwrap(), [true, false, true]);
+    });
+}
+
+/// 1.00390625 is no bf16 number.
+#[test]
+fn sixteen_bits() {
+    fn run(ddp: &Ddp, model: Scalar) -> Result<Scalar> {
+        // ANCHOR: bf16
+        let config = WrapConfig::new().comm_hook(Arc::new(CompressHook::bf16()));
+        let model = ddp.wrap_with(model, config)?;
+        // ANCHOR_END: bf16
+        Ok(model)
+    }
+    ranks(2).run("steps::sixteen_bits", |ddp: Ddp| {
+        let model = run(&ddp, Scalar::new(0.0, &device())).unwrap();
+        let grads = loss_of(&model, &[1.003_906_25]).backward();
+        let grads = GradientsParams::from_grads(grads, &model);
+        assert_eq!(model.gradient(&grads), Some(1.0));
+    });
+}
+
+// ANCHOR: hook
+/// Sends gradients beyond a limit as the limit.
+#[derive(Debug)]
+struct Clamp(f32);
+
+impl CommHook for Clamp {
+    fn describe(&self) -> String {
+        format!("clamp to {}", self.0)
+    }
+
+    fn reduce(&self, bucket: &mut GradBucket<'_>) -> Result<(), GroupError> {
+        let (group, dtype) = (bucket.group(), bucket.dtype());
+        // This model's gradients are all f32.
+        for x in bytemuck::cast_slice_mut::<u8, f32>(bucket.data_mut()) {
+            *x = x.clamp(-self.0, self.0);
+        }
+        group.all_reduce(bucket.data_mut(), dtype, ReduceOp::Mean)
+    }
+}
+// ANCHOR_END: hook
+
+#[test]
+fn a_hook_of_ones_own() {
+    ranks(2).run("steps::a_hook_of_ones_own", |ddp: Ddp| {
+        let config = WrapConfig::new().comm_hook(Arc::new(Clamp(3.0)));
+        let model = ddp.wrap_with(Scalar::new(0.0, &device()), config).unwrap();
+        let own = [1.0, 100.0][ddp.rank()];
+        let grads = GradientsParams::from_grads(loss_of(&model, &[own]).backward(), &model);
+        assert_eq!(model.gradient(&grads), Some(2.0));
+    });
+}
+
+// ANCHOR: unfreeze
+struct Unfreeze;
+
+impl ModuleMapper for Unfreeze {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        param.set_require_grad(true)
+    }
+}
+// ANCHOR_END: unfreeze
+
+#[test]
+fn unfreezing() {
+    fn run(ddp: &Ddp, model: Scalar, other: Scalar) -> Result<Option<f32>> {
+        #[derive(Module, Debug)]
+        struct Both {
+            backbone: Scalar,
+            head: Scalar,
+        }
+        let (backbone, head) = (model, other);
+        // ANCHOR: freeze
+        let backbone = backbone.no_grad(); // before or after `wrap`
+        let mut model = ddp.wrap(Both { backbone, head })?;
+        // ... and some epochs later, on all ranks before the same step:
+        model.backbone = model.backbone.map(&mut Unfreeze);
+        // ANCHOR_END: freeze
+        let loss = model.backbone.w.val() * [1.0, 3.0][ddp.rank()];
+        let grads = GradientsParams::from_grads(loss.backward(), &model);
+        Ok(model.backbone.gradient(&grads))
+    }
+    ranks(2).run("steps::unfreezing", |ddp: Ddp| {
+        let new = || Scalar::new(0.0, &device());
+        assert_eq!(run(&ddp, new(), new()).unwrap(), Some(2.0));
+    });
+}

@@ -16,6 +16,9 @@ use std::{
     time::{Duration, Instant},
 };
 
+#[path = "run/restarts.rs"]
+mod restarts;
+
 /// After this everything is killed and the test fails.
 const LIMIT: Duration = Duration::from_secs(40);
 
@@ -25,6 +28,7 @@ struct Run {
     mark: String,
     scratch: tempfile::TempDir,
     started: Instant,
+    limit: Duration,
 }
 
 #[derive(Debug)]
@@ -98,6 +102,7 @@ impl Run {
             mark,
             scratch,
             started: Instant::now(),
+            limit: LIMIT,
         }
     }
 
@@ -119,12 +124,13 @@ impl Run {
 
     #[track_caller]
     fn check_limit(&self, what: &str) {
-        if self.started.elapsed() > LIMIT {
+        let limit = self.limit;
+        if self.started.elapsed() > limit {
             for pid in self.alive() {
                 let _ = kill_process(pid, Signal::KILL);
             }
             let stderr = fs::read_to_string(self.scratch.path().join("stderr")).unwrap();
-            panic!("{what} took longer than {LIMIT:?}: {stderr}");
+            panic!("{what} took longer than {limit:?}: {stderr}");
         }
         thread::sleep(Duration::from_millis(20));
     }
@@ -168,11 +174,16 @@ impl Run {
 
 /// This binary, as a program whose ranks join and do what their part says.
 fn ranks(part: &str) -> Vec<String> {
+    program("a_rank", part)
+}
+
+/// This binary, as a program that runs the test function `test`.
+fn program(test: &str, part: &str) -> Vec<String> {
     let this = env::current_exe().unwrap().display().to_string();
     let part = format!("PART={part}");
     let test = [
         "--exact",
-        "a_rank",
+        test,
         "--nocapture",
         "--test-threads=1",
         "--quiet",

@@ -31,9 +31,13 @@ use std::{
 /// Where the ranks of a test keep their files.
 const DIR: &str = "BURN_DDP_TEST_DIR";
 
+fn root() -> PathBuf {
+    std::env::var_os(DIR).unwrap().into()
+}
+
 /// One directory per transport.
 fn directory(ddp: &Ddp) -> PathBuf {
-    Path::new(&std::env::var(DIR).unwrap()).join(ddp.group().transport())
+    root().join(ddp.group().transport())
 }
 
 /// Does something when it is written.
@@ -226,8 +230,7 @@ fn ddp_34_records_are_those_of_the_plain_model() {
         runs
     };
     let runs = runs.run(test, |ddp: Ddp| {
-        let root = std::env::var(DIR).unwrap();
-        let plain = Path::new(&root).join("plain.bpk");
+        let plain = root().join("plain.bpk");
         let model = match ddp.is_main() {
             true => Mlp::new(&device()).load_file(&plain),
             false => Mlp::new(&device()),
@@ -346,7 +349,7 @@ fn ddp_30_a_run_goes_on_at_the_exact_sample_on_any_number_of_ranks() {
             .named(name)
     };
     let first = on(3, "3").run(test, |ddp: Ddp| {
-        let dir = directory(&ddp);
+        let dir = root();
         // One starting point for all.
         let start = Run::start(&ddp, &dir);
         start.save();
@@ -363,7 +366,7 @@ fn ddp_30_a_run_goes_on_at_the_exact_sample_on_any_number_of_ranks() {
         parameters(&straight.model)
     });
     let resume = |ddp: Ddp| {
-        let mut run = Run::start(&ddp, &directory(&ddp));
+        let mut run = Run::start(&ddp, &root());
         assert_eq!(run.step, 7);
         run.train(12);
         assert_same_bits(&ddp, &run.model);

@@ -122,47 +122,50 @@ fn a_run_that_goes_back_replaces_the_steps_of_the_one_before() {
     );
 }
 
+/// What is done to a step's directory.
+type Damage = (&'static str, fn(&Path));
+
 /// Step 2 damaged in one way after the other: step 1 is loaded.
 #[test]
 fn ddp_07_damaged_steps_are_passed_over() {
-    let damages: [(&str, &dyn Fn(&Path)); 9] = [
-        ("cut short", &|step| {
+    let damages: [Damage; 9] = [
+        ("cut short", |step| {
             let file = fs::File::options()
                 .write(true)
                 .open(step.join("x.postcard"));
             file.unwrap().set_len(0).unwrap();
         }),
-        ("one bit", &|step| {
+        ("one bit", |step| {
             let mut bytes = fs::read(step.join("x.postcard")).unwrap();
             bytes[0] ^= 1;
             fs::write(step.join("x.postcard"), bytes).unwrap();
         }),
-        ("a lost file", &|step| {
+        ("a lost file", |step| {
             fs::remove_file(step.join("x.postcard")).unwrap()
         }),
-        ("a directory for a file", &|step| {
+        ("a directory for a file", |step| {
             fs::remove_file(step.join("x.postcard")).unwrap();
             fs::create_dir(step.join("x.postcard")).unwrap();
         }),
-        ("no manifest", &|step| {
+        ("no manifest", |step| {
             fs::remove_file(step.join("manifest.json")).unwrap()
         }),
-        ("half a manifest", &|step| {
+        ("half a manifest", |step| {
             let bytes = fs::read(step.join("manifest.json")).unwrap();
             fs::write(step.join("manifest.json"), &bytes[..bytes.len() / 2]).unwrap();
         }),
-        ("another step", &|step| {
+        ("another step", |step| {
             fs::copy(
                 step.with_file_name("step-1/manifest.json"),
                 step.join("manifest.json"),
             )
             .unwrap();
         }),
-        ("a file for the directory", &|step| {
+        ("a file for the directory", |step| {
             fs::remove_dir_all(step).unwrap();
             fs::write(step, "").unwrap();
         }),
-        ("a newer format", &|step| {
+        ("a newer format", |step| {
             let manifest = fs::read_to_string(step.join("manifest.json")).unwrap();
             let newer = manifest.replace("\"format\": 1", "\"format\": 2");
             assert_ne!(newer, manifest);

@@ -9,6 +9,7 @@ use crate::{
     launch::{LaunchError, is_launched},
     notice::HELP,
     reducer::ReducerError,
+    train::checkpoint::CheckpointError,
 };
 use burn::data::dataset::DatasetError;
 use burn::tensor::{Gradients, Tensor};
@@ -47,6 +48,9 @@ pub enum Error {
     /// A collective outside backward failed.
     #[error(transparent)]
     Group(#[from] GroupError),
+    /// A checkpoint could not be saved or loaded.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
     /// Gradients could not be averaged.
     #[error(transparent)]
     Reducer(#[from] ReducerError),
@@ -193,6 +197,7 @@ impl Error {
             Error::Group(error) => error.is_secondary(),
             Error::Reducer(error) => error.is_secondary(),
             Error::Data(DataError::Group(error)) => error.is_secondary(),
+            Error::Checkpoint(error) => error.is_secondary(),
             Error::PeerCannotWrap { .. } => true,
             Error::OnMain { rank, .. } => *rank != 0,
             _ => false,
@@ -205,6 +210,7 @@ impl Error {
             Error::Group(error)
             | Error::Reducer(ReducerError::Group(error))
             | Error::Data(DataError::Group(error))
+            | Error::Checkpoint(CheckpointError::Group(error))
             | Error::Rendezvous(RendezvousError::Group(error)) => Some(error),
             _ => None,
         }

@@ -19,6 +19,9 @@ use std::{
     time::Duration,
 };
 
+#[path = "run/restarts.rs"]
+mod restarts;
+
 /// After this everything is killed and the test fails.
 const LIMIT: Duration = Duration::from_secs(40);
 
@@ -113,11 +116,16 @@ impl Run {
 
 /// This binary, as a program whose ranks join and do what their part says.
 fn ranks(part: &str) -> Vec<String> {
+    program("a_rank", part)
+}
+
+/// This binary, as a program that runs the test function `test`.
+fn program(test: &str, part: &str) -> Vec<String> {
     let this = env::current_exe().unwrap().display().to_string();
     let part = format!("PART={part}");
     let test = [
         "--exact",
-        "a_rank",
+        test,
         "--nocapture",
         "--test-threads=1",
         "--quiet",

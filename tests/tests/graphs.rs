@@ -68,7 +68,7 @@ fn ddp_13_a_tie_survives_saving_and_loading() {
         assert_eq!(floats(a), floats(b));
         // As in the test below: the matrix once.
         let bytes = ddp.stats().gradient_bytes_per_step;
-        assert_eq!(bytes, 4 * (96 + 64 + 8) + 4 * (3 + 2));
+        assert_eq!(bytes, 4 * (96 + 64 + 8) + 4 * (3 + 2 * 11));
     });
 }
 
@@ -96,7 +96,7 @@ fn ddp_13_one_parameter_in_two_fields() {
         // Matrix 12 x 8 once, mix 8 x 8 and 8; one flag each and two window lengths.
         assert_eq!(
             ddp.stats().gradient_bytes_per_step,
-            4 * (96 + 64 + 8) + 4 * (3 + 2)
+            4 * (96 + 64 + 8) + 4 * (3 + 2 * 11)
         );
         let mut sent = ddp.traces()[0].buckets[0].parameters.clone();
         sent.sort();

@@ -18,11 +18,15 @@ use crate::{
         host::{HostGroup, Rendezvous},
     },
     replica,
+    train::checkpoint::CheckpointManager,
 };
 use burn::data::{dataloader::batcher::Batcher, dataset::Dataset};
 use burn::module::Module;
 use burn::tensor::Device;
-use std::sync::{Arc, Weak};
+use std::{
+    path::Path,
+    sync::{Arc, Weak},
+};
 
 /// This process's membership in a data-parallel job.
 ///
@@ -303,12 +307,29 @@ impl Ddp {
     ///
     /// Seed the model's initial weights alike or not at all: `wrap` makes them equal anyway.
     pub fn rank_seed(&self, seed: u64) -> u64 {
-        // SplitMix64 (Steele, Lea, Flood, OOPSLA 2014): neighbouring ranks get unrelated streams.
-        let mut z = seed.wrapping_add((self.rank() as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+        split_mix(seed, self.rank() as u64)
     }
+
+    /// A seed for this rank's random stream in one step: a fixed function of `seed`, the rank and the step.
+    ///
+    /// `device.seed(ddp.step_seed(seed, step))` at the beginning of every step makes dropout and augmentation of a resumed run those of a run that
+    /// was never interrupted. Burn's own generators cannot be saved, so seeding at the start alone does not.
+    pub fn step_seed(&self, seed: u64, step: u64) -> u64 {
+        split_mix(self.rank_seed(seed), step)
+    }
+
+    /// The checkpoints in `directory`, of which rank 0's counts; the others need not see it. Local; its `save` and `load` are collective.
+    pub fn checkpoints(&self, directory: impl AsRef<Path>) -> CheckpointManager {
+        CheckpointManager::new(self.clone(), directory.as_ref())
+    }
+}
+
+/// Number `index` of the sequence of `seed`. SplitMix64 (Steele, Lea, Flood, OOPSLA 2014): neighbours are unrelated.
+fn split_mix(seed: u64, index: u64) -> u64 {
+    let mut z = seed.wrapping_add(index.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
 }
 
 /// Keeps backward passes local while it lives; see [`Ddp::no_sync`].

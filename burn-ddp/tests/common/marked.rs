@@ -20,7 +20,7 @@ pub(crate) struct Marked {
     pub(crate) scratch: tempfile::TempDir,
     mark: String,
     started: Instant,
-    limit: Duration,
+    pub(crate) limit: Duration,
 }
 
 impl Marked {

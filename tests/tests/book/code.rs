@@ -12,16 +12,16 @@ use burn_ddp::{Ddp, Launcher, ReduceOp, try_backward};
 use burn_ddp_tests::{Ending, launched, oracle::floats, ranks};
 use std::{error::Error, fs, path::Path};
 
-type Result<T = (), E = Box<dyn Error>> = std::result::Result<T, E>;
+pub(super) type Result<T = (), E = Box<dyn Error>> = std::result::Result<T, E>;
 
 /// One weight; the score of an item x is w * x.
 #[derive(Module, Debug)]
-struct Model {
+pub(super) struct Model {
     w: Param<Tensor<1>>,
 }
 
 impl Model {
-    fn new(device: &Device) -> Self {
+    pub(super) fn new(device: &Device) -> Self {
         Self {
             w: Param::from_tensor(Tensor::zeros([1], device)),
         }
@@ -31,13 +31,13 @@ impl Model {
         batch * self.w.val()
     }
 
-    fn weight(&self) -> f32 {
+    pub(super) fn weight(&self) -> f32 {
         floats(self.w.val())[0]
     }
 }
 
 /// The gradient of the weight is the mean of the batch.
-fn loss_of(model: &Model, batch: Tensor<1>) -> Tensor<1> {
+pub(super) fn loss_of(model: &Model, batch: Tensor<1>) -> Tensor<1> {
     model.forward(batch).mean()
 }
 
@@ -49,12 +49,12 @@ impl Batcher<f32, Tensor<1>> for Numbers {
     }
 }
 
-fn device() -> Device {
+pub(super) fn device() -> Device {
     Device::flex().autodiff()
 }
 
 /// A loader of the numbers `0..len`, two of them in a rank's batch.
-fn numbers(ddp: &Ddp, len: usize, device: Device) -> LoaderBuilder<f32, Tensor<1>> {
+pub(super) fn numbers(ddp: &Ddp, len: usize, device: Device) -> LoaderBuilder<f32, Tensor<1>> {
     let items = (0..len).map(|item| item as f32).collect();
     ddp.loader(InMemDataset::new(items), Numbers)
         .batch_size(2)
@@ -214,7 +214,7 @@ fn resume(
     Ok((model, optim))
 }
 
-fn optimizer() -> SgdConfig {
+pub(super) fn optimizer() -> SgdConfig {
     SgdConfig::new().with_momentum(Some(
         MomentumConfig::new().with_momentum(0.5).with_dampening(0.0),
     ))

@@ -99,6 +99,7 @@ fn the_code_in_the_pages_is_the_code_that_runs() {
     }
     for file in [
         "examples/examples/resnet_ddp.rs",
+        "tests/tests/book/checkpoints.rs",
         "tests/tests/book/code.rs",
     ] {
         for line in read(file).lines() {

@@ -9,6 +9,7 @@ use crate::{
     launch::{LaunchError, is_launched},
     notice::HELP,
     reducer::ReducerError,
+    train::OptimizerError,
 };
 use burn::data::dataset::DatasetError;
 use burn::tensor::{Gradients, Tensor};
@@ -50,6 +51,9 @@ pub enum Error {
     /// Gradients could not be averaged.
     #[error(transparent)]
     Reducer(#[from] ReducerError),
+    /// Between the averaged gradients and the optimizer's step.
+    #[error(transparent)]
+    Optimizer(#[from] OptimizerError),
     /// The ranks built different models.
     #[error(
         "rank {rank}: the models differ at {what}: rank {rank} has {ours}, rank {peer} has {theirs}. Build the same \
@@ -193,6 +197,7 @@ impl Error {
             Error::Group(error) => error.is_secondary(),
             Error::Reducer(error) => error.is_secondary(),
             Error::Data(DataError::Group(error)) => error.is_secondary(),
+            Error::Optimizer(error) => error.is_secondary(),
             Error::PeerCannotWrap { .. } => true,
             Error::OnMain { rank, .. } => *rank != 0,
             _ => false,

@@ -5,5 +5,6 @@
 mod cluster;
 mod code;
 mod messages;
+mod optimizers;
 mod pages;
 mod steps;

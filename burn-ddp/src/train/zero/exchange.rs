@@ -2,8 +2,9 @@
 
 use crate::group::{DType, ProcessGroup, Result};
 
-/// Bytes that one collective carries at the most, over all ranks.
-const CHUNK: usize = 32 << 20;
+/// Bytes that one collective carries at the most, over all ranks. Large enough for any network; four times as much makes the step of a model
+/// of 8 million parameters a tenth longer, because the received bytes have left the cache when they are copied out.
+const CHUNK: usize = 8 << 20;
 
 /// Every rank's `own`, of the length that `lengths` says, on every rank; collective.
 ///

@@ -3,3 +3,4 @@
 pub mod all_reduce;
 pub mod sync_cost;
 pub mod timeline;
+pub mod zero_cost;

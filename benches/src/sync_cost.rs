@@ -10,13 +10,13 @@ use std::time::Instant;
 
 /// `depth` times Linear(width, width) and ReLU, as in the PyTorch script this is compared with.
 #[derive(Module, Debug)]
-struct Mlp {
+pub(crate) struct Mlp {
     layers: Vec<Linear>,
     act: Relu,
 }
 
 impl Mlp {
-    fn new(width: usize, depth: usize, device: &Device) -> Self {
+    pub(crate) fn new(width: usize, depth: usize, device: &Device) -> Self {
         let layer = |_| LinearConfig::new(width, width).init(device);
         Self {
             layers: (0..depth).map(layer).collect(),
@@ -24,7 +24,7 @@ impl Mlp {
         }
     }
 
-    fn forward(&self, x: Tensor<2>) -> Tensor<2> {
+    pub(crate) fn forward(&self, x: Tensor<2>) -> Tensor<2> {
         self.layers
             .iter()
             .fold(x, |x, layer| self.act.forward(layer.forward(x)))
@@ -158,7 +158,7 @@ fn copy(grads: &GradientsParams, model: &Mlp) -> GradientsParams {
     copy
 }
 
-fn median(mut values: Vec<f64>) -> f64 {
+pub(crate) fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }

@@ -9,7 +9,7 @@ use crate::{
     launch::{LaunchError, is_launched},
     notice::HELP,
     reducer::ReducerError,
-    train::checkpoint::CheckpointError,
+    train::{OptimizerError, checkpoint::CheckpointError},
 };
 use burn::data::dataset::DatasetError;
 use burn::tensor::{Gradients, Tensor};
@@ -54,6 +54,9 @@ pub enum Error {
     /// Gradients could not be averaged.
     #[error(transparent)]
     Reducer(#[from] ReducerError),
+    /// Between the averaged gradients and the optimizer's step.
+    #[error(transparent)]
+    Optimizer(#[from] OptimizerError),
     /// The ranks built different models.
     #[error(
         "rank {rank}: the models differ at {what}: rank {rank} has {ours}, rank {peer} has {theirs}. Build the same \
@@ -198,6 +201,7 @@ impl Error {
             Error::Reducer(error) => error.is_secondary(),
             Error::Data(DataError::Group(error)) => error.is_secondary(),
             Error::Checkpoint(error) => error.is_secondary(),
+            Error::Optimizer(error) => error.is_secondary(),
             Error::PeerCannotWrap { .. } => true,
             Error::OnMain { rank, .. } => *rank != 0,
             _ => false,

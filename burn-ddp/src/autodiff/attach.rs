@@ -303,7 +303,7 @@ impl Reparameterizer for &mut Attach {
 
 /// The id of field number `field` (from 1) of those that share the parameter `first`. It follows from the first one's, so that
 /// a model that was saved while wrapped is known to be tied when it is loaded and wrapped again.
-fn tied_id(first: ParamId, field: u64) -> ParamId {
+pub(crate) fn tied_id(first: ParamId, field: u64) -> ParamId {
     // The finalizer of SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, OOPSLA 2014, figure 17).
     let mut z = first
         .val()

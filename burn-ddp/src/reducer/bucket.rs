@@ -203,7 +203,7 @@ pub(super) struct Reduced {
 }
 
 /// A copy of `bytes` aligned for elements of `dtype`.
-fn aligned(bytes: &[u8], dtype: DType) -> Bytes {
+pub(crate) fn aligned(bytes: &[u8], dtype: DType) -> Bytes {
     match dtype.size() {
         8 => Bytes::from_elems::<u64>(bytemuck::pod_collect_to_vec(bytes)),
         4 => Bytes::from_elems::<u32>(bytemuck::pod_collect_to_vec(bytes)),

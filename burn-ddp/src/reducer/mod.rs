@@ -45,6 +45,7 @@ use crate::{
     dtype,
     group::{DType, ProcessGroup, Work, WorkQueue},
 };
+pub(crate) use bucket::aligned;
 use bucket::{Bucket, Reduced};
 use burn::tensor::TensorData;
 use control::WINDOW_MODULUS;

@@ -321,7 +321,8 @@ fn kill(run: &Run, generation: usize, random: &mut ChaCha8Rng) {
     let done = || fs::read_to_string(&progress).map_or(0, |text| text.lines().count() as u64);
     while done() < step || ranks_of(run, generation).len() < 3 {
         let launched = generation + 1;
-        run.0.check_limit(&format!("step {step} of generation {launched}"));
+        run.0
+            .check_limit(&format!("step {step} of generation {launched}"));
     }
     thread::sleep(Duration::from_micros(micros));
     let ranks = ranks_of(run, generation);

@@ -6,5 +6,6 @@ mod checkpoints;
 mod cluster;
 mod code;
 mod messages;
+mod optimizers;
 mod pages;
 mod steps;

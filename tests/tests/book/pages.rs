@@ -101,6 +101,7 @@ fn the_code_in_the_pages_is_the_code_that_runs() {
         "examples/examples/resnet_ddp.rs",
         "tests/tests/book/checkpoints.rs",
         "tests/tests/book/code.rs",
+        "tests/tests/book/optimizers.rs",
     ] {
         for line in read(file).lines() {
             if let Some(region) = line.trim().strip_prefix("// ANCHOR: ") {

@@ -73,11 +73,25 @@ impl Ddp {
     /// [`Error::Reducer`] when a peer dies or leaves without joining, or when this rank has accumulated gradients that no pass has reduced.
     pub fn join<M: Module>(
         &self,
-        mut model: M,
+        model: M,
         mut step: impl FnMut(M, GradientsParams) -> M,
     ) -> Result<M, Error> {
+        self.try_join(model, |model, gradients| Ok(step(model, gradients)))
+    }
+
+    /// [`join`](Self::join) with a step that can fail, such as that of [`ZeroRedundancyOptimizer`](crate::train::ZeroRedundancyOptimizer), whose collectives are
+    /// the same on every rank. Collective.
+    ///
+    /// # Errors
+    ///
+    /// As for `join`, and those of `step`.
+    pub fn try_join<M: Module>(
+        &self,
+        mut model: M,
+        mut step: impl FnMut(M, GradientsParams) -> Result<M, Error>,
+    ) -> Result<M, Error> {
         while let Some(gradients) = join::answer(&model)? {
-            model = step(model, gradients);
+            model = step(model, gradients)?;
         }
         Ok(model)
     }

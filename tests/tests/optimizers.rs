@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use burn::module::Module;
+use burn::module::{Module, ModuleMapper, Param};
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::momentum::MomentumConfig;
 use burn::optim::{
@@ -109,6 +109,79 @@ fn a_parameter_without_gradient_is_left_alone() {
             let before = floats(start.a.weight.val());
             let (_, model) = assert_plain_bits(&ddp, start, (adamw(), split), loss);
             assert_ne!(floats(model.a.weight.val()), before);
+        }
+    });
+}
+
+/// Layer a is trained from step 2 on, layer b up to step 5: in between it has gradients of zero, then none.
+#[test]
+fn freezing_and_zero() {
+    ranks(4).run("freezing_and_zero", |ddp: Ddp| {
+        let change = |mut model: Mlp, step| {
+            match step {
+                2 => model.a = trainable(model.a),
+                5 => model.b = model.b.no_grad(),
+                _ => {}
+            }
+            model
+        };
+        for split in [false, true] {
+            let mut start = load(Mlp::new(&device()), &start());
+            start.a = start.a.no_grad();
+            let mut plain = ddp.wrap(start.clone()).unwrap();
+            let mut model = ddp.wrap(start).unwrap();
+            let (mut theirs, mut ours) = (adamw(), zero(&ddp, adamw(), split));
+            for step in 0..8 {
+                let frozen = floats(model.a.weight.base());
+                plain = change(plain, step);
+                let averaged = grads(mlp_loss(&ddp, &plain, step), &plain);
+                plain = theirs.step(RATE, plain, averaged);
+                model = change(model, step);
+                let averaged = grads(mlp_loss(&ddp, &model, step), &model);
+                model = ours.step(RATE, model, averaged).unwrap();
+                assert_eq!(fingerprint(&model), fingerprint(&plain), "step {step}");
+                assert_eq!(floats(model.a.weight.base()) == frozen, step < 2);
+            }
+            // Of a frozen layer the state is kept: two moments of each parameter.
+            let bytes = ours.state_bytes().unwrap();
+            assert_eq!(bytes.whole, model.num_params() * 2 * 4);
+            assert!(model.a.weight.is_require_grad());
+        }
+    });
+}
+
+fn trainable<M: Module>(module: M) -> M {
+    struct Unfreeze;
+    impl ModuleMapper for Unfreeze {
+        fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+            param.set_require_grad(true)
+        }
+    }
+    module.map(&mut Unfreeze)
+}
+
+/// Rank 0 has two batches more; rank 1 makes those steps too, and owns its share in them.
+#[test]
+fn join_and_zero() {
+    ranks(2).run("join_and_zero", |ddp: Ddp| {
+        let steps = if ddp.is_main() { 5 } else { 3 };
+        let mut plain = ddp.wrap(load(Mlp::new(&device()), &start())).unwrap();
+        let mut theirs = adamw();
+        for step in 0..steps {
+            let averaged = grads(mlp_loss(&ddp, &plain, step), &plain);
+            plain = theirs.step(RATE, plain, averaged);
+        }
+        let plain = ddp.join(plain, |model, grads| theirs.step(RATE, model, grads));
+        let plain = fingerprint(&plain.unwrap());
+        for split in [false, true] {
+            let mut model = ddp.wrap(load(Mlp::new(&device()), &start())).unwrap();
+            let mut ours = zero(&ddp, adamw(), split);
+            for step in 0..steps {
+                let averaged = grads(mlp_loss(&ddp, &model, step), &model);
+                model = ours.step(RATE, model, averaged).unwrap();
+            }
+            let model = ddp.try_join(model, |model, grads| ours.step(RATE, model, grads));
+            assert_eq!(fingerprint(&model.unwrap()), plain);
         }
     });
 }

@@ -6,7 +6,8 @@ use std::sync::Arc;
 /// What the ranks' gradients become.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Reduction {
-    /// The mean over ranks: the learning rate does not depend on the number of ranks.
+    /// The mean over the ranks that have data, all of them unless some have [joined](crate::Ddp::join): the learning rate does not depend on the number
+    /// of ranks.
     #[default]
     Mean,
     /// The sum over ranks.

@@ -26,6 +26,14 @@ use std::{
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
+    /// One communication hook for two models.
+    #[error(
+        "rank {rank}: this communication hook belongs to another wrapped model: give each model a hook of its own"
+    )]
+    SharedCommHook {
+        /// The rank that reports.
+        rank: usize,
+    },
     /// The environment or the arguments do not say who this process is.
     #[error(transparent)]
     Settings(#[from] SettingsError),

@@ -90,7 +90,7 @@ impl Ddp {
         mut model: M,
         mut step: impl FnMut(M, GradientsParams) -> Result<M, Error>,
     ) -> Result<M, Error> {
-        while let Some(gradients) = join::answer(&model)? {
+        while let Some(gradients) = join::answer(&model, self.rank())? {
             model = step(model, gradients)?;
         }
         Ok(model)

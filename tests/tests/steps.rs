@@ -242,6 +242,107 @@ fn ddp_05_an_overflow_in_the_reduction_is_found_too() {
     );
 }
 
+#[test]
+fn ddp_05_one_rank_skips_too() {
+    ranks(1).run("ddp_05_one_rank_skips_too", |ddp: Ddp| {
+        let config = WrapConfig::new().non_finite(NonFinitePolicy::Skip);
+        let model = ddp.wrap_with(Scalar::new(1.0, &device()), config).unwrap();
+        assert_eq!(gradient(&model, model.loss(3.0)), Some(3.0));
+        assert_eq!(gradient(&model, model.loss(f32::NAN)), None);
+        let NonFinite { step, ranks, path } = ddp.non_finite().unwrap();
+        assert_eq!((step, ranks, path), (2, vec![0], "w".to_string()));
+        assert_eq!(gradient(&model, model.loss(3.0)), Some(3.0));
+        assert_eq!(ddp.non_finite(), None);
+    });
+}
+
+/// A hook that makes all numbers finite.
+#[derive(Debug)]
+struct Zeros;
+
+impl CommHook for Zeros {
+    fn describe(&self) -> String {
+        "zeros".into()
+    }
+
+    fn reduce(&self, bucket: &mut GradBucket<'_>) -> Result<(), GroupError> {
+        bucket.data_mut().fill(0);
+        Ok(())
+    }
+}
+
+#[test]
+fn ddp_05_a_hook_does_not_hide_what_a_rank_has_sent() {
+    ranks(2).run(
+        "ddp_05_a_hook_does_not_hide_what_a_rank_has_sent",
+        |ddp: Ddp| {
+            let config = WrapConfig::new()
+                .non_finite(NonFinitePolicy::Skip)
+                .comm_hook(Arc::new(Zeros));
+            let model = ddp.wrap_with(Scalar::new(1.0, &device()), config).unwrap();
+            let x = if ddp.is_main() { 1.0 } else { f32::INFINITY };
+            assert_eq!(gradient(&model, model.loss(x)), None);
+            assert_eq!(ddp.non_finite().unwrap().ranks, [1]);
+        },
+    );
+}
+
+/// 4,096 times 100 is more than f16 has.
+#[test]
+fn ddp_32_weights_leave_sixteen_bits_their_range() {
+    ranks(2).run(
+        "ddp_32_weights_leave_sixteen_bits_their_range",
+        |ddp: Ddp| {
+            let config = WrapConfig::new()
+                .reduction(Reduction::WeightedMean)
+                .comm_hook(Arc::new(CompressHook::f16()));
+            let model = ddp.wrap_with(Scalar::new(1.0, &device()), config).unwrap();
+            for _ in 0..2 {
+                let loss = model.loss(100.0);
+                let grads = ddp.weighted(4096, || loss.backward());
+                let grads = GradientsParams::from_grads(grads, &model);
+                assert_eq!(model.gradient(&grads), Some(100.0));
+            }
+        },
+    );
+}
+
+#[test]
+fn one_hook_for_two_models_is_refused() {
+    ranks(2)
+        .over("tcp")
+        .run("one_hook_for_two_models_is_refused", |ddp: Ddp| {
+            let config = WrapConfig::new().comm_hook(Arc::new(CompressHook::bf16()));
+            let new = || Scalar::new(1.0, &device());
+            let first = ddp.wrap_with(new(), config.clone()).unwrap();
+            let error = ddp
+                .wrap_with(new(), config.clone())
+                .unwrap_err()
+                .to_string();
+            assert!(
+                error.contains("give each model a hook of its own"),
+                "{error}"
+            );
+            drop(first);
+            ddp.wrap_with(new(), config).unwrap();
+        });
+}
+
+#[test]
+fn join_takes_one_wrapped_model() {
+    ranks(1).run("join_takes_one_wrapped_model", |ddp: Ddp| {
+        let text = |model| {
+            ddp.join(model, |model: Vec<Scalar>, _| model)
+                .unwrap_err()
+                .to_string()
+        };
+        let new = || Scalar::new(1.0, &device());
+        let two = vec![ddp.wrap(new()).unwrap(), ddp.wrap(new()).unwrap()];
+        assert!(text(vec![new()]).contains("this one is not wrapped"));
+        assert!(text(two).contains("this one has several of them in it"));
+    });
+}
+
 fn hooked(ddp: &Ddp, hook: impl CommHook + 'static) -> Scalar {
     let config = WrapConfig::new().comm_hook(Arc::new(hook));
     ddp.wrap_with(Scalar::new(1.0, &device()), config).unwrap()

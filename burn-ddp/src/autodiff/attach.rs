@@ -33,7 +33,15 @@ pub(crate) struct WrapContext<'a> {
 pub(crate) fn wrap<M: Module>(model: M, context: &WrapContext<'_>) -> Result<M, Error> {
     let group = context.group;
     let rank = group.rank();
-    let survey = Survey::of(&model, rank);
+    let rule = context.config.rule();
+    let shared = rule
+        .hook
+        .is_some_and(|hook| context.sessions.has_hook(&hook));
+    let survey = match shared {
+        // Two communication threads would meet in one hook, in another order on each rank.
+        true => Err(Error::SharedCommHook { rank }),
+        false => Survey::of(&model, rank),
+    };
     let survey = agree(&**group, survey, &context.config)?;
     let model = replica::broadcast(model, &**group)?;
 

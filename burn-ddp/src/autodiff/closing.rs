@@ -7,7 +7,7 @@ use super::{
 };
 use crate::{
     config::Reduction,
-    reducer::{Contribution, NonFinite, Outcome, Reducer, ReducerError},
+    reducer::{Finding, NonFinite, Outcome, Reducer, ReducerError, all_finite},
 };
 use burn::backend::{
     Backend,
@@ -50,7 +50,12 @@ impl Sessions {
     /// collectives.
     fn close_pass(&self, thread: ThreadId, grads: &mut Gradients) -> Result<()> {
         let open = |session: Arc<Session>| Some((session.open_round(thread)?, session));
-        let open: Vec<_> = self.live().into_iter().filter_map(open).collect();
+        let live = self.live();
+        for session in &live {
+            // The verdict is one on the last pass.
+            lock(&session.state).not_finite = None;
+        }
+        let open: Vec<_> = live.into_iter().filter_map(open).collect();
         for (closing, session) in &open {
             (closing.flush)(session)?;
         }
@@ -166,7 +171,7 @@ impl Session {
         self.check_identities(&fired, &gradients)?;
         self.give_to_proxies::<B>(&fired, &mut gradients, grads)?;
         if sync {
-            self.after_sync(state, gradients.iter().map(Option::is_some))?;
+            self.after_sync(state)?;
         }
         state.round = Round::Closed {
             thread,
@@ -184,15 +189,9 @@ impl Session {
         };
         let mut reducer = lock(reducer);
         let outcome = reducer.wait()?;
-        let own = Contribution {
-            active: true,
-            changed: false,
-            window: state.accumulated + 1,
-            samples: state.samples,
-        };
         let pack =
             |state: &mut State, reducer: &mut Reducer, slot| self.pack::<B>(state, reducer, slot);
-        let outcome = self.settle(state, &mut reducer, outcome, own, pack)?;
+        let outcome = self.settle(state, &mut reducer, outcome, pack)?;
         drop(reducer);
         self.check_replaced()?;
         let data = self.judge(state, outcome);
@@ -206,35 +205,67 @@ impl Session {
     /// The same in a world of one, where no reducer is needed.
     fn reduced_alone<B: Backend>(&self, state: &mut State) -> Result<Reduced> {
         let weighted = self.rule.reduction == Reduction::WeightedMean;
-        let samples = state.samples;
+        let samples = state.weight(state.samples);
+        state.synchronised += 1;
+        self.set_weight_unit(state, state.samples);
         let mut take = |slot| -> Result<Option<Erased>> {
             let changed = |e| self.changed(slot, e);
             if !weighted {
                 return state.store.take_erased::<B>(slot).map_err(changed);
             }
             let sum = state.store.take::<B>(slot).map_err(changed)?;
-            let mean =
-                |sum| -> Erased { Box::new(B::float_div_scalar(sum, (samples as f64).into())) };
+            let mean = |sum| -> Erased { Box::new(B::float_div_scalar(sum, samples.into())) };
             Ok(sum.map(mean))
         };
-        (0..self.layout.len()).map(&mut take).collect()
+        let gradients: Reduced = (0..self.layout.len())
+            .map(&mut take)
+            .collect::<Result<_>>()?;
+        let mut finding = Finding::default();
+        if self.rule.check_finite {
+            for (slot, gradient) in gradients.iter().enumerate() {
+                let gradient = gradient
+                    .as_ref()
+                    .and_then(|g| g.downcast_ref::<FloatTensor<B>>());
+                let Some(gradient) = gradient.cloned() else {
+                    continue;
+                };
+                if !all_finite(&self.read::<B>(slot, gradient)?) {
+                    finding.path = Some(self.layout.params[slot].path.clone());
+                    finding.ranks.insert(self.rank);
+                    break;
+                }
+            }
+        }
+        match self.verdict(state, finding) {
+            true => Ok(self.layout.params.iter().map(|_| None).collect()),
+            false => Ok(gradients),
+        }
     }
 
     /// Gradients that are not all numbers are withheld, if that is the rule; every rank comes to the same verdict.
     pub(super) fn judge(&self, state: &mut State, outcome: Outcome) -> Vec<Option<TensorData>> {
-        let report = |(path, ranks)| NonFinite {
-            step: state.synchronised + 1,
-            ranks,
-            path,
+        match self.verdict(state, outcome.finding) {
+            true => vec![None; self.layout.len()],
+            false => outcome.gradients,
+        }
+    }
+
+    /// Notes what the check has found in the pass that has just been counted; whether it is to be skipped.
+    fn verdict(&self, state: &mut State, finding: Finding) -> bool {
+        let Some(path) = finding.path else {
+            state.not_finite = None;
+            return false;
         };
-        state.not_finite = outcome.not_finite.map(report);
-        let Some(found) = &state.not_finite else {
-            return outcome.gradients;
+        let found = NonFinite {
+            step: state.synchronised,
+            ranks: finding.ranks.into_iter().collect(),
+            path,
         };
         if self.rank == 0 {
             tracing::warn!("{found}; no rank makes this step");
         }
-        vec![None; self.layout.len()]
+        state.not_finite = Some(found);
+        true
     }
 
     /// A gradient that goes through a proxy, and the fields of a tied parameter, need the ids of `wrap`. Burn gives
@@ -277,15 +308,7 @@ impl Session {
     }
 
     /// Learns from the first rounds: rank 0's order of first use, and what nobody uses.
-    pub(super) fn after_sync(
-        &self,
-        state: &mut State,
-        used: impl Iterator<Item = bool>,
-    ) -> Result<()> {
-        state.synchronised += 1;
-        for (ever, used) in state.ever_used.iter_mut().zip(used) {
-            *ever |= used;
-        }
+    pub(super) fn after_sync(&self, state: &mut State) -> Result<()> {
         if state.synchronised == 1
             && let Some(reducer) = &self.reducer
         {

@@ -4,6 +4,7 @@ use super::{
     hook::{ParamHook, last_met, traverse},
     session::{Round, Session, State},
     sessions::lock,
+    trainable::Seen,
 };
 use crate::reducer::{Contribution, Reducer, ReducerError};
 use burn::{
@@ -11,16 +12,23 @@ use burn::{
     optim::GradientsParams,
     tensor::{Tensor, TensorData},
 };
-use std::sync::Arc;
+use std::{sync::Arc, thread};
 
 /// Answers one round of `model`'s reduction without data of this rank's own. Collective. The gradients of the ranks that have data;
 /// `None` once no rank has any, or if the model has nobody to wait for.
-pub(crate) fn answer<M: Module>(model: &M) -> Result<Option<GradientsParams>, ReducerError> {
+pub(crate) fn answer<M: Module>(
+    model: &M,
+    rank: usize,
+) -> Result<Option<GradientsParams>, ReducerError> {
     let mut collect = Collect::default();
     traverse(model, &mut collect);
+    let refused = |found| ReducerError::NotOneModel { rank, found };
     let Some(session) = collect.session else {
-        return Ok(None);
+        return Err(refused("is not wrapped"));
     };
+    if collect.several {
+        return Err(refused("has several of them in it"));
+    }
     let answered = session.answer().inspect_err(|error| session.poison(error));
     let Some(gradients) = answered? else {
         return Ok(None);
@@ -40,6 +48,8 @@ type Register = Box<dyn FnOnce(&mut GradientsParams, TensorData)>;
 #[derive(Default)]
 struct Collect {
     session: Option<Arc<Session>>,
+    /// Hooks of more than one session.
+    several: bool,
     /// The parameter that came last, whose hook comes next.
     last: Option<Register>,
     parameters: Vec<(usize, Register)>,
@@ -69,7 +79,8 @@ impl ModuleVisitor for Collect {
             && let Some((slot, _)) = self.parameters.last_mut()
         {
             *slot = hook.session.occurrences[hook.occurrence].slot;
-            self.session.get_or_insert(hook.session);
+            let session = self.session.get_or_insert(hook.session.clone());
+            self.several |= !Arc::ptr_eq(session, &hook.session);
         }
     }
 }
@@ -77,9 +88,6 @@ impl ModuleVisitor for Collect {
 impl Session {
     /// This rank's part in a round to which it contributes nothing.
     fn answer(&self) -> Result<Option<Vec<Option<TensorData>>>, ReducerError> {
-        let Some(reducer) = &self.reducer else {
-            return Ok(None);
-        };
         let mut state = lock(&self.state);
         let state = &mut *state;
         if let Some(failure) = &state.failure {
@@ -91,21 +99,37 @@ impl Session {
                 passes: state.accumulated,
             });
         }
-        state.round = Round::Idle;
+        let Some(reducer) = &self.reducer else {
+            return Ok(None);
+        };
+        match &state.round {
+            Round::Open { thread, .. } | Round::Closed { thread, .. }
+                if *thread != thread::current().id() =>
+            {
+                let path = self.layout.params[0].path.clone();
+                let rank = self.rank;
+                return Err(ReducerError::Concurrent { rank, path });
+            }
+            _ => state.round = Round::Idle,
+        }
+        // What forward passes without a backward pass have shown says nothing of the others' step.
+        for trainable in &mut state.trainable {
+            trainable.seen = Seen::Unused;
+        }
         let outcome = {
             let mut reducer = lock(reducer);
-            reducer.begin(Contribution::default());
+            reducer.begin(Contribution::default(), state.weight_unit);
             reducer.launch_rest()?;
             let outcome = reducer.wait()?;
+            // All have run out: not a round of the model's.
+            if !outcome.contributions.iter().any(|rank| rank.active) {
+                return Ok(None);
+            }
             let none = |_: &mut State, _: &mut Reducer, _| Ok(());
-            self.settle(state, &mut reducer, outcome, Contribution::default(), none)?
+            self.settle(state, &mut reducer, outcome, none)?
         };
-        // All have run out: not a round of the model's.
-        if !outcome.contributions.iter().any(|rank| rank.active) {
-            return Ok(None);
-        }
         let gradients = self.judge(state, outcome);
-        self.after_sync(state, gradients.iter().map(Option::is_some))?;
+        self.after_sync(state)?;
         Ok(Some(gradients))
     }
 }

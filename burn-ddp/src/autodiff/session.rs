@@ -19,7 +19,7 @@ use crate::{
 };
 use burn::backend::{Backend, autodiff::NodeId, tensor::FloatTensor};
 use burn::module::ParamId;
-use burn::tensor::Tensor;
+use burn::tensor::{Tensor, TensorData};
 use std::{
     sync::{
         Arc, Mutex, OnceLock, Weak,
@@ -29,6 +29,9 @@ use std::{
 };
 
 type Result<T, E = ReducerError> = std::result::Result<T, E>;
+
+/// [`State::weight_unit`] of the first window, before the ranks know each other's numbers.
+const FIRST_WEIGHT_UNIT: f64 = 256.0;
 
 /// One field of the model that holds a float parameter.
 #[derive(Debug)]
@@ -85,6 +88,9 @@ pub(super) struct State {
     /// Backward passes accumulated since the last synchronised one, and the samples behind them.
     pub(super) accumulated: u32,
     pub(super) samples: u64,
+    /// So many samples have a weight of 1: a power of two near the largest number of the last round, so that 16-bit gradients stay
+    /// in their range. Equal on all ranks, and the same for a whole window.
+    pub(super) weight_unit: f64,
     pub(super) synchronised: u64,
     /// The verdict of the last synchronised pass.
     pub(super) not_finite: Option<NonFinite>,
@@ -93,6 +99,13 @@ pub(super) struct State {
     /// Slots that some rank has used.
     pub(super) ever_used: Vec<bool>,
     pub(super) failure: Option<ReducerError>,
+}
+
+impl State {
+    /// What a gradient of so many samples is multiplied by.
+    pub(super) fn weight(&self, samples: u64) -> f64 {
+        samples as f64 / self.weight_unit
+    }
 }
 
 /// The state of one wrapped model on this rank. Its hooks and the backward steps they record
@@ -146,6 +159,11 @@ impl Session {
                 anchor: None,
                 accumulated: 0,
                 samples: 0,
+                weight_unit: if config.rule().reduction == Reduction::WeightedMean {
+                    FIRST_WEIGHT_UNIT
+                } else {
+                    1.0
+                },
                 synchronised: 0,
                 not_finite: None,
                 trainable: vec![Trainable::default(); slots],
@@ -286,6 +304,13 @@ impl Session {
         }
     }
 
+    /// For the next window, after a round in which a rank had `most` samples.
+    pub(super) fn set_weight_unit(&self, state: &mut State, most: u64) {
+        if self.rule.reduction == Reduction::WeightedMean {
+            state.weight_unit = f64::from(most.max(1).ilog2()).exp2();
+        }
+    }
+
     /// A ready step: one use's gradient is there.
     pub(super) fn ready<B: Backend>(&self, tap: &Tap, gradient: FloatTensor<B>) -> Result<()> {
         let mut state = lock(&self.state);
@@ -302,8 +327,10 @@ impl Session {
                 state.store.locate::<B>(&gradient);
                 None
             }
-            1 => Some(gradient),
-            samples => Some(B::float_mul_scalar(gradient, (samples as f64).into())),
+            samples => match state.weight(samples) {
+                1.0 => Some(gradient),
+                weight => Some(B::float_mul_scalar(gradient, weight.into())),
+            },
         };
         if let Some(gradient) = gradient {
             let added = state.store.add::<B>(slot, gradient);
@@ -375,7 +402,7 @@ impl Session {
                 window: state.accumulated + 1,
                 samples: state.samples + samples,
             };
-            reducer.begin(own);
+            reducer.begin(own, state.weight_unit);
         }
         Ok((sync, samples))
     }
@@ -396,15 +423,22 @@ impl Session {
         let Some(gradient) = gradient else {
             return Ok(());
         };
+        reducer.pack(slot, self.read::<B>(slot, gradient)?)
+    }
+
+    pub(super) fn read<B: Backend>(
+        &self,
+        slot: usize,
+        gradient: FloatTensor<B>,
+    ) -> Result<TensorData> {
         let data = burn::tensor::try_read_sync(B::float_into_data(gradient));
         let data = data.ok_or("the device cannot be read synchronously".to_string());
         let data = data.and_then(|d| d.map_err(|e| e.to_string()));
-        let data = data.map_err(|cause| ReducerError::Read {
+        data.map_err(|cause| ReducerError::Read {
             rank: self.rank,
             path: self.layout.params[slot].path.clone(),
             cause,
-        })?;
-        reducer.pack(slot, data)
+        })
     }
 
     pub(super) fn changed(&self, slot: usize, _: BackendChanged) -> ReducerError {

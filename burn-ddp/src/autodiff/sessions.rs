@@ -1,9 +1,14 @@
 //! What all wrapped models of a process share.
 
 use super::session::Session;
-use std::sync::{
-    Arc, Mutex, MutexGuard, PoisonError, Weak,
-    atomic::{AtomicUsize, Ordering},
+use crate::reducer::CommHook;
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        atomic::{AtomicUsize, Ordering},
+    },
+    thread::{self, ThreadId},
 };
 
 /// What the training script says of the backward passes to come.
@@ -11,8 +16,8 @@ use std::sync::{
 pub(crate) struct SyncSwitch {
     /// `no_sync` guards that live. Backward passes synchronise while there are none.
     held: AtomicUsize,
-    /// The number of samples, inside `weighted`.
-    samples: Mutex<Option<u64>>,
+    /// The number of samples of each thread that is inside `weighted`.
+    samples: Mutex<HashMap<ThreadId, u64>>,
 }
 
 impl SyncSwitch {
@@ -28,13 +33,18 @@ impl SyncSwitch {
         self.held.load(Ordering::Relaxed) == 0
     }
 
-    /// Sets the number of samples and returns what it was.
+    /// Sets this thread's number of samples and returns what it was.
     pub(crate) fn weigh(&self, samples: Option<u64>) -> Option<u64> {
-        std::mem::replace(&mut *lock(&self.samples), samples)
+        let thread = thread::current().id();
+        let mut all = lock(&self.samples);
+        match samples {
+            Some(samples) => all.insert(thread, samples),
+            None => all.remove(&thread),
+        }
     }
 
     pub(super) fn samples(&self) -> Option<u64> {
-        *lock(&self.samples)
+        lock(&self.samples).get(&thread::current().id()).copied()
     }
 }
 
@@ -49,6 +59,13 @@ impl Sessions {
         let mut sessions = lock(&self.0);
         sessions.retain(|s| s.strong_count() > 0);
         sessions.push(Arc::downgrade(session));
+    }
+
+    /// Whether a model that lives has this hook.
+    pub(crate) fn has_hook(&self, hook: &Arc<dyn CommHook>) -> bool {
+        let live = self.live();
+        let mut hooks = live.iter().filter_map(|session| session.rule.hook.as_ref());
+        hooks.any(|other| Arc::ptr_eq(other, hook))
     }
 
     pub(crate) fn live(&self) -> Vec<Arc<Session>> {

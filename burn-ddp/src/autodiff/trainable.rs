@@ -7,7 +7,7 @@
 use super::session::{Session, State};
 use crate::{
     group::objects,
-    reducer::{Contribution, Outcome, Reducer, ReducerError},
+    reducer::{Outcome, Reducer, ReducerError},
 };
 
 /// What this rank has seen of a parameter since the last synchronised pass.
@@ -51,20 +51,19 @@ impl Session {
         })
     }
 
-    /// Ends a round: if a rank has met a change, compares what is trained, and reduces what had no place in a second round, to which this rank
-    /// contributes `own` and what `pack` packs. All ranks are here.
+    /// Ends a round: if a rank has met a change, compares what is trained, and reduces what had no place in a second round, for which `pack` packs
+    /// this rank's. All ranks are here.
     pub(super) fn settle(
         &self,
         state: &mut State,
         reducer: &mut Reducer,
         mut outcome: Outcome,
-        own: Contribution,
         mut pack: impl FnMut(&mut State, &mut Reducer, usize) -> Result<(), ReducerError>,
     ) -> Result<Outcome, ReducerError> {
         if outcome.contributions.iter().any(|rank| rank.changed) {
             let added = self.agree_on_trainable(state, reducer)?;
             if !added.is_empty() {
-                reducer.begin(own);
+                reducer.begin_again();
                 for slot in &added {
                     pack(state, reducer, *slot)?;
                 }
@@ -73,11 +72,17 @@ impl Session {
                 for slot in added {
                     outcome.gradients[slot] = second.gradients[slot].take();
                 }
-                outcome.not_finite = outcome.not_finite.or(second.not_finite);
+                outcome.finding.unite(second.finding);
             }
         }
-        let reduced = outcome.gradients.iter().map(Option::is_some);
-        self.pass_ends(state, reduced)?;
+        let used: Vec<bool> = outcome.gradients.iter().map(Option::is_some).collect();
+        self.pass_ends(state, &used)?;
+        for (ever, used) in state.ever_used.iter_mut().zip(used) {
+            *ever |= used;
+        }
+        state.synchronised += 1;
+        let samples = outcome.contributions.iter().map(|rank| rank.samples);
+        self.set_weight_unit(state, samples.max().unwrap_or(0));
         Ok(outcome)
     }
 
@@ -114,14 +119,10 @@ impl Session {
     }
 
     /// A gradient of what is frozen here comes from a rank that trains it.
-    fn pass_ends(
-        &self,
-        state: &mut State,
-        reduced: impl Iterator<Item = bool>,
-    ) -> Result<(), ReducerError> {
+    fn pass_ends(&self, state: &mut State, reduced: &[bool]) -> Result<(), ReducerError> {
         for (slot, (trainable, reduced)) in state.trainable.iter_mut().zip(reduced).enumerate() {
             match std::mem::take(&mut trainable.seen) {
-                Seen::Frozen if reduced => {
+                Seen::Frozen if *reduced => {
                     return Err(self.differs(slot, Vec::new(), vec![self.rank]));
                 }
                 Seen::Frozen => trainable.frozen_passes += 1,

@@ -10,9 +10,9 @@ use serde::Serialize;
 pub struct Stats {
     /// Synchronised backward passes.
     pub rounds: u64,
-    /// Gradient collectives issued: one per bucket and round, and one when the buckets were ordered anew.
+    /// Gradient collectives issued: one per bucket and round, and one when the buckets were ordered anew. Those of a communication hook are not counted.
     pub collectives: u64,
-    /// Bytes that one synchronised backward pass reduces, control tails included (of the last one, summed over models).
+    /// Bytes that one synchronised backward pass reduces, control tails included (of the last one, summed over models); before a communication hook.
     pub gradient_bytes_per_step: usize,
     /// Buckets per synchronised backward pass, summed over models.
     pub buckets: usize,

@@ -3,7 +3,7 @@
 
 use super::{
     comm_hook::GradBucket,
-    control::{Contribution, own_flag},
+    control::{Contribution, Finding, own_flag},
     elements,
     layout::ParamSpec,
     plan::BucketPlan,
@@ -12,7 +12,7 @@ use super::{
 };
 use crate::group::{DType, GroupBuffer, GroupError, ProcessGroup, ReduceOp, reduce::reduce_into};
 use burn::tensor::{Bytes, TensorData};
-use std::{iter::repeat_n, time::Instant};
+use std::{collections::BTreeSet, iter::repeat_n, time::Instant};
 
 /// A bucket that is at home: no operation is using its buffer.
 #[derive(Debug)]
@@ -103,7 +103,7 @@ impl Bucket {
             .map(|flag| flag > 0.0)
             .collect();
         let flags = if check_finite { group.world_size() } else { 0 };
-        let flagged: Vec<usize> = tail
+        let flagged: BTreeSet<usize> = tail
             .by_ref()
             .take(flags)
             .enumerate()
@@ -147,7 +147,14 @@ impl Bucket {
         }
         Ok(Reduced {
             bucket: self,
-            not_finite: infinite.map(|path| (path, flagged)),
+            finding: Finding {
+                // A hook may have taken away what a rank has sent.
+                path: infinite.or_else(|| {
+                    let first = (!flagged.is_empty()).then(|| specs.first());
+                    first.flatten().map(|spec| spec.path.clone())
+                }),
+                ranks: flagged,
+            },
             started,
             finished: Instant::now(),
         })
@@ -196,8 +203,7 @@ impl Bucket {
 pub(super) struct Reduced {
     /// Its `gradients` are the reduced ones; `None` where no rank used the parameter.
     pub(super) bucket: Bucket,
-    /// The first parameter with a NaN or an infinity, and the ranks that sent one.
-    pub(super) not_finite: Option<(String, Vec<usize>)>,
+    pub(super) finding: Finding,
     pub(super) started: Instant,
     pub(super) finished: Instant,
 }

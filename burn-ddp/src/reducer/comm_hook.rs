@@ -16,7 +16,8 @@ pub trait CommHook: fmt::Debug + Send + Sync {
     /// Replaces [`bucket.data_mut()`](GradBucket::data_mut) by its mean over all ranks of [`bucket.group()`](GradBucket::group), the same bits on every rank. Collective:
     /// all ranks are in it with the same bucket. Blocks until the peers have come.
     ///
-    /// Parameters that this rank has not used are zeros. What only some ranks are to count (weights, ranks without data) is settled
+    /// Parameters that this rank has not used are zeros. In the step in which parameters are unfrozen, all buckets come twice, the second time with
+    /// zeros for what has been reduced. What only some ranks are to count (weights, ranks without data) is settled
     /// afterwards, by a factor.
     ///
     /// # Errors

@@ -5,10 +5,7 @@ use super::{
     elements::{narrow, widen},
 };
 use crate::group::{DType, GroupBuffer, GroupError, ReduceOp};
-use std::{
-    collections::{HashMap, hash_map::Entry},
-    sync::{Mutex, PoisonError},
-};
+use std::sync::{Mutex, PoisonError};
 
 /// A [`CommHook`] that sends f32 and f64 gradients in 16 bits: half the bytes (a quarter for f64).
 ///
@@ -18,8 +15,8 @@ use std::{
 #[derive(Debug)]
 pub struct CompressHook {
     dtype: DType,
-    /// In the group's memory, by the number of elements: buckets made anew may differ.
-    buffers: Mutex<HashMap<usize, Box<dyn GroupBuffer>>>,
+    /// In the group's memory, as large as the largest bucket so far.
+    buffer: Mutex<Option<Box<dyn GroupBuffer>>>,
 }
 
 impl CompressHook {
@@ -36,7 +33,7 @@ impl CompressHook {
     fn new(dtype: DType) -> Self {
         Self {
             dtype,
-            buffers: Mutex::default(),
+            buffer: Mutex::default(),
         }
     }
 }
@@ -53,12 +50,13 @@ impl CommHook for CompressHook {
         }
         let elements = bucket.data().len() / dtype.size();
         let bytes = elements * self.dtype.size();
-        let mut buffers = self.buffers.lock().unwrap_or_else(PoisonError::into_inner);
-        // All ranks are here with the same bucket, so they take or make the same buffer.
-        let buffer = match buffers.entry(elements) {
-            Entry::Occupied(entry) => entry.into_mut(),
-            Entry::Vacant(entry) => entry.insert(group.buffer(bytes)?),
-        };
+        let mut buffer = self.buffer.lock().unwrap_or_else(PoisonError::into_inner);
+        // All ranks are here with the same bucket, so they make the same buffer.
+        let large = buffer.take().filter(|buffer| buffer.bytes() >= bytes);
+        let buffer = buffer.insert(match large {
+            Some(buffer) => buffer,
+            None => group.buffer(bytes)?,
+        });
         narrow(
             bucket.data(),
             dtype,

@@ -1,6 +1,7 @@
 //! What the ranks tell each other in a round besides gradients, without a message of its own.
 
 use crate::group::ProcessGroup;
+use std::collections::BTreeSet;
 
 /// What one rank says of itself in a round. It travels in the tail of the first bucket.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -59,6 +60,24 @@ impl Contribution {
     }
 }
 
+/// What the buckets' check has found; equal on all ranks.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Finding {
+    /// The first parameter with a NaN or an infinity.
+    pub(crate) path: Option<String>,
+    /// The ranks that sent one, ascending.
+    pub(crate) ranks: BTreeSet<usize>,
+}
+
+impl Finding {
+    pub(crate) fn unite(&mut self, later: Finding) {
+        self.ranks.extend(later.ranks);
+        if self.path.is_none() {
+            self.path = later.path;
+        }
+    }
+}
+
 /// A step whose gradients are not all numbers. Equal on all ranks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NonFinite {
@@ -66,7 +85,7 @@ pub struct NonFinite {
     pub step: u64,
     /// The ranks whose own gradients had a NaN or an infinity; empty if finite numbers have overflowed in the reduction.
     pub ranks: Vec<usize>,
-    /// Module path of the first parameter whose reduced gradient has one.
+    /// Module path of the first parameter whose reduced gradient has one, or, where a communication hook has taken it away, of the first in the bucket.
     pub path: String,
 }
 

@@ -153,6 +153,16 @@ pub enum ReducerError {
         /// Module path of the parameter.
         path: String,
     },
+    /// `join` was given something else than one wrapped model.
+    #[error(
+        "rank {rank}: `join` takes one model as `wrap` returned it, and this one {found}: join each wrapped model by a call of its own"
+    )]
+    NotOneModel {
+        /// The rank that reports.
+        rank: usize,
+        /// What is wrong.
+        found: &'static str,
+    },
     /// `join` was called while gradients of this rank were still waiting for the end of their window.
     #[error(
         "rank {rank}: `join` was called with {passes} backward pass(es) accumulated under `no_sync`, which would be lost: close the window with a backward pass that synchronises first"

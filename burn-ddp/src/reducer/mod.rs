@@ -32,8 +32,8 @@ mod tests;
 
 pub use comm_hook::{BucketParam, CommHook, GradBucket};
 pub use compress::CompressHook;
-pub(crate) use control::Contribution;
 pub use control::NonFinite;
+pub(crate) use control::{Contribution, Finding};
 pub use error::ReducerError;
 pub(crate) use layout::{Layout, ParamSpec};
 pub(crate) use plan::BucketCaps;
@@ -84,8 +84,12 @@ pub(crate) struct Outcome {
     pub(crate) gradients: Vec<Option<TensorData>>,
     /// In rank order.
     pub(crate) contributions: Vec<Contribution>,
-    /// What the check has found: the first parameter with a NaN or an infinity, and the ranks that sent one.
-    pub(crate) not_finite: Option<(String, Vec<usize>)>,
+    pub(crate) finding: Finding,
+}
+
+/// Whether no element of a float tensor is a NaN or an infinity.
+pub(crate) fn all_finite(data: &TensorData) -> bool {
+    dtype::float(data.dtype()).is_none_or(|dtype| elements::all_finite(data.as_bytes(), dtype))
 }
 
 /// Averages the gradients of one wrapped model over the ranks of a group.
@@ -135,7 +139,7 @@ impl Reducer {
             members: layout.params.iter().map(|spec| spec.trainable).collect(),
             layout,
             caps,
-            round: Arc::new(Round::new(rule.clone(), group.world_size())),
+            round: Arc::new(Round::new(rule.clone(), group.world_size(), 1.0)),
             rule,
             group,
             queue,
@@ -197,13 +201,23 @@ impl Reducer {
         assign(&self.layout, &order, self.caps, tail)
     }
 
-    /// Opens a round, to which this rank contributes `own`.
-    pub(crate) fn begin(&mut self, own: Contribution) {
+    /// Opens a round, to which this rank contributes `own`. Gradients of `weight_unit` samples have a weight of 1.
+    pub(crate) fn begin(&mut self, own: Contribution, weight_unit: f64) {
         self.own = own;
-        self.round = Arc::new(Round::new(self.rule.clone(), self.group.world_size()));
+        let ranks = self.group.world_size();
+        self.round = Arc::new(Round::new(self.rule.clone(), ranks, weight_unit));
         self.next = 0;
         self.clock = RoundClock::start();
         self.current = RoundTrace::default();
+    }
+
+    /// Opens another round, to which this rank contributes the same.
+    pub(crate) fn begin_again(&mut self) {
+        let own = Contribution {
+            changed: false,
+            ..self.own
+        };
+        self.begin(own, self.round.weight_unit);
     }
 
     /// Whether this round has already sent something.
@@ -277,31 +291,32 @@ impl Reducer {
         });
         let (round, group) = (self.round.clone(), self.group.clone());
         self.totals.collectives += 1;
-        self.in_flight.push_back(
-            self.queue
-                .submit(move || bucket.reduce(index, &round, &*group, &specs)),
-        );
+        self.in_flight.push_back(self.queue.submit(move || {
+            let reduced = bucket.reduce(index, &round, &*group, &specs);
+            // The buckets behind it must not meet what the peers expect of this one.
+            reduced.inspect_err(|error| group.abort(&error.to_string()))
+        }));
         Ok(())
     }
 
     /// Blocks until all buckets are back. After [`launch_rest`](Self::launch_rest).
     pub(crate) fn wait(&mut self) -> Result<Outcome> {
         let mut gradients: Vec<Option<TensorData>> = vec![None; self.layout.len()];
-        let mut not_finite = None;
+        let mut finding = Finding::default();
         for index in 0..self.buckets.len() {
             let Some(work) = self.in_flight.pop_front() else {
                 return Err(ReducerError::Interrupted { rank: self.rank() });
             };
             let Reduced {
                 mut bucket,
-                not_finite: found,
+                finding: found,
                 started,
                 finished,
             } = work.wait()??;
             for (place, gradient) in bucket.plan.placements.iter().zip(&mut bucket.gradients) {
                 gradients[place.slot] = gradient.take();
             }
-            not_finite = not_finite.or(found);
+            finding.unite(found);
             if let Some(trace) = self.current.buckets.get_mut(index) {
                 trace.started = self.clock.at(started);
                 trace.finished = self.clock.at(finished);
@@ -314,7 +329,7 @@ impl Reducer {
         Ok(Outcome {
             gradients,
             contributions,
-            not_finite,
+            finding,
         })
     }
 

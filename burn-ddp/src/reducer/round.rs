@@ -18,15 +18,18 @@ pub(crate) struct Rule {
 pub(super) struct Round {
     pub(super) rule: Rule,
     world_size: usize,
+    /// Samples behind a weight of 1.
+    pub(super) weight_unit: f64,
     /// Known once the first bucket is back.
     contributions: OnceLock<Vec<Contribution>>,
 }
 
 impl Round {
-    pub(super) fn new(rule: Rule, world_size: usize) -> Self {
+    pub(super) fn new(rule: Rule, world_size: usize, weight_unit: f64) -> Self {
         Self {
             rule,
             world_size,
+            weight_unit,
             contributions: OnceLock::new(),
         }
     }
@@ -62,7 +65,10 @@ impl Round {
         match self.rule.reduction {
             Reduction::Sum => Some(self.to_sum()),
             Reduction::Mean => per(all.iter().filter(|rank| rank.active).count() as f64),
-            Reduction::WeightedMean => per(all.iter().map(|rank| rank.samples as f64).sum()),
+            Reduction::WeightedMean => {
+                let samples: f64 = all.iter().map(|rank| rank.samples as f64).sum();
+                per(samples / self.weight_unit)
+            }
         }
     }
 }

@@ -19,7 +19,7 @@ use std::{io, net::TcpStream, time::Instant};
 type HmacSha256 = Hmac<Sha256>;
 
 /// The last byte is the protocol's version.
-const MAGIC: [u8; 8] = *b"burnddp\x01";
+const MAGIC: [u8; 8] = *b"burnddp\x02";
 const NONCE: usize = 32;
 const PROOF: usize = 32;
 

@@ -39,10 +39,10 @@ pub(in crate::group) fn handshake(input: &[u8]) {
 }
 
 pub(in crate::group) fn handshake_seeds() -> Vec<Vec<u8>> {
-    let magic = b"burnddp\x01";
+    let magic = b"burnddp\x02";
     let answer = [&magic[..], &[7; 64]].concat();
     let verdict = [&magic[..], &[7; 32], &[1], &[7; 32]].concat();
-    vec![answer, verdict, magic.to_vec(), b"burnddp\x02".to_vec()]
+    vec![answer, verdict, magic.to_vec(), b"burnddp\x01".to_vec()]
 }
 
 const VARIABLES: [&str; 32] = [

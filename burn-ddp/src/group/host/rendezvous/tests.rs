@@ -308,7 +308,7 @@ fn ddp_36_hostile_callers_do_not_disturb_the_group() {
             stream.write_all(bytes).unwrap();
             stream
         };
-        let magic_and_nonsense = [b"burnddp\x01".as_slice(), &[7; 64]].concat();
+        let magic_and_nonsense = [b"burnddp\x02".as_slice(), &[7; 64]].concat();
         // Held open: nothing, one byte, a request, a length of 4 GiB, the right magic with a wrong proof.
         let open = [
             strange(b""),

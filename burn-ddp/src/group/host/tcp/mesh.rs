@@ -1,4 +1,4 @@
-//! The data connections of one group: one between any two ranks.
+//! The data connections of one group, between any two ranks or neighbours on a ring.
 //!
 //! Each group has connections of its own, so operations of different groups cannot meet. Every rank
 //! listens for the time of the set-up on the address by which it reached rank 0; the rank with the higher number calls. All calls of a rank and
@@ -216,7 +216,7 @@ fn meet(
         while let Some(outcome) = acceptor.next_outcome() {
             match outcome {
                 Outcome::Accepted((place, stream))
-                    if place.0 > rank && made.contains_key(&place) =>
+                    if place.0 > rank && matches!(made.get(&place), Some(None)) =>
                 {
                     made.insert(place, Some(stream));
                 }

@@ -362,6 +362,11 @@ fn a_record_of_something_else_is_refused() {
         let optimizer = zero(&ddp, adamw(), false);
         let error = optimizer.load_record(stepped(adamw()), &other).unwrap_err();
         assert!(cause(error).contains("state for `a.bias`, which the model has not"));
+        let optimizer = zero(&ddp, adamw(), false);
+        let error = optimizer
+            .load_record(stepped(momentum()), &model)
+            .unwrap_err();
+        assert!(cause(error).contains("takes 0 of the "));
         // Its state of a matrix is a row and a column.
         let factored = stepped(AdafactorConfig::new().init());
         let optimizer = zero(&ddp, AdafactorConfig::new().init(), true);

@@ -1,10 +1,13 @@
 //! The code of the page on optimizers.
 
 use burn::lr_scheduler::{LrScheduler, cosine::CosineAnnealingLrSchedulerConfig};
-use burn::optim::{AdamWConfig, GradientsParams, OptimizerRecord};
+use burn::optim::{AdamWConfig, GradientsParams};
 use burn::prelude::*;
 use burn_ddp::Ddp;
-use burn_ddp::train::{LinearScaling, LossScaler, Norm, ZeroRedundancyOptimizer};
+use burn_ddp::train::{
+    Checkpoint, CheckpointManager, LinearScaling, LossScaler, Norm, Snapshot,
+    ZeroRedundancyOptimizer,
+};
 use burn_ddp_tests::{models::Mlp, oracle::*, ranks};
 use std::{error::Error, path::Path};
 
@@ -43,24 +46,27 @@ fn divided(ddp: &Ddp) -> ZeroRedundancyOptimizer {
     optim
 }
 
-fn save(ddp: &Ddp, dir: &Path, model: &Mlp, optim: &ZeroRedundancyOptimizer) -> Result {
+fn save(
+    checkpoints: &CheckpointManager,
+    step: u64,
+    (model, optim): (&Mlp, &ZeroRedundancyOptimizer),
+) -> Result {
     // ANCHOR: save
     let record = optim.to_record()?; // collective; on rank 0 only there is one
-    ddp.save_on_main(|| -> Result {
-        model.clone().save_file(dir.join("model.bpk"))?;
-        record.ok_or("no record")?.save(dir.join("optimizer.bpk"))?;
-        Ok(())
-    })?;
+    let snapshot = Snapshot::new()
+        .model("model", model)
+        .optimizer_record("optimizer", record);
+    checkpoints.save(step, snapshot)?;
     // ANCHOR_END: save
     Ok(())
 }
 
-fn resume(ddp: &Ddp, dir: &Path, device: &Device) -> Result<(Mlp, ZeroRedundancyOptimizer)> {
+fn resume(ddp: &Ddp, saved: &Checkpoint) -> Result<(Mlp, ZeroRedundancyOptimizer)> {
     let optim = divided(ddp);
+    let model = Mlp::new(&device());
     // ANCHOR: resume
-    let model = ddp.wrap(Mlp::new(device).try_load_file(dir.join("model.bpk"))?)?;
-    let record = OptimizerRecord::load(dir.join("optimizer.bpk"))?;
-    let optim = optim.load_record(record, &model)?;
+    let model = ddp.wrap(saved.model("model", model)?)?;
+    let optim = optim.load_record(saved.optimizer_record("optimizer")?, &model)?;
     // ANCHOR_END: resume
     Ok((model, optim))
 }
@@ -74,12 +80,13 @@ fn dividing_the_state() {
         .run("optimizers::dividing_the_state", |ddp: Ddp| {
             let dir = std::env::var("BURN_DDP_TEST_BOOK").unwrap();
             let dir = Path::new(&dir).join(ddp.group().transport());
-            std::fs::create_dir_all(&dir).unwrap();
+            let checkpoints = ddp.checkpoints(dir);
             let model = ddp.wrap(Mlp::new(&device())).unwrap();
             let (model, optim, norms) = train(&ddp, model, divided(&ddp), 0..2).unwrap();
             assert!(norms.iter().all(|norm| *norm > 0.0));
-            save(&ddp, &dir, &model, &optim).unwrap();
-            let (resumed, again) = resume(&ddp, &dir, &device()).unwrap();
+            save(&checkpoints, 2, (&model, &optim)).unwrap();
+            let saved = checkpoints.load().unwrap().unwrap();
+            let (resumed, again) = resume(&ddp, &saved).unwrap();
             let [one, other] = [(model, optim), (resumed, again)].map(|(model, optim)| {
                 let (model, optim, _) = train(&ddp, model, optim, 2..4).unwrap();
                 (fingerprint(&model), optim.state_bytes().unwrap())

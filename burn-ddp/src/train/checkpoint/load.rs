@@ -115,9 +115,7 @@ impl Checkpoint {
         name: &str,
         optimizer: ModuleOptimizer,
     ) -> Result<ModuleOptimizer, Error> {
-        let bytes = self.entry(name, Kind::Optimizer)?;
-        let record = OptimizerRecord::from_bytes(Bytes::from_bytes_vec(bytes));
-        let record = record.map_err(|e| self.unfit(name, e))?;
+        let record = self.optimizer_record(name)?;
         let saved = record.len();
         // Burn panics over tensors without an id, or of a rank that it does not know.
         let loaded = catch_unwind(AssertUnwindSafe(|| optimizer.load_record(record)));
@@ -131,6 +129,17 @@ impl Checkpoint {
             return Err(self.unfit(name, cause).into());
         }
         Ok(loaded)
+    }
+
+    /// The saved state of an optimizer, plain or divided, for [`ZeroRedundancyOptimizer::load_record`](crate::train::ZeroRedundancyOptimizer::load_record). Collective.
+    ///
+    /// # Errors
+    ///
+    /// [`CheckpointError`].
+    pub fn optimizer_record(&self, name: &str) -> Result<OptimizerRecord, Error> {
+        let bytes = self.entry(name, Kind::Optimizer)?;
+        let record = OptimizerRecord::from_bytes(Bytes::from_bytes_vec(bytes));
+        Ok(record.map_err(|e| self.unfit(name, e))?)
     }
 
     /// `scheduler` with the saved state. Collective.

@@ -3,7 +3,9 @@
 use super::manifest::{Kind, check_name};
 use crate::data::DistributedLoader;
 use burn::{
-    lr_scheduler::module_lr_scheduler::ModuleLrScheduler, module::Module, optim::ModuleOptimizer,
+    lr_scheduler::module_lr_scheduler::ModuleLrScheduler,
+    module::Module,
+    optim::{ModuleOptimizer, OptimizerRecord},
 };
 use serde::Serialize;
 use std::{
@@ -75,6 +77,15 @@ impl<'a> Snapshot<'a> {
     /// The state of an optimizer.
     pub fn optimizer(self, name: &str, optimizer: &'a ModuleOptimizer) -> Self {
         self.part((name, Kind::Optimizer, false), || optimizer.into_bytes())
+    }
+
+    /// The state of an optimizer as a record: that of a [`ZeroRedundancyOptimizer`](crate::train::ZeroRedundancyOptimizer), which its `to_record` gathers on
+    /// rank 0. The other ranks' is not looked at. A plain optimizer can load it too.
+    pub fn optimizer_record(self, name: &str, record: Option<OptimizerRecord>) -> Self {
+        self.part((name, Kind::Optimizer, false), || match record {
+            Some(record) => record.into_bytes().map_err(|error| error.to_string()),
+            None => Err("rank 0 has no record of the optimizer".into()),
+        })
     }
 
     /// The state of a learning-rate scheduler, as `init` of any scheduler's configuration gives it.

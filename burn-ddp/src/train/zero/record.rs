@@ -66,7 +66,8 @@ impl ZeroRedundancyOptimizer {
     ///
     /// # Errors
     ///
-    /// [`OptimizerError::Record`] when the record cannot be read, or has state for a parameter that `model` has not.
+    /// [`OptimizerError::Record`] when the record cannot be read, has state for a parameter that `model` has not, or is
+    /// another kind of optimizer's.
     pub fn load_record<M: Module>(
         mut self,
         record: OptimizerRecord,
@@ -78,7 +79,15 @@ impl ZeroRedundancyOptimizer {
         self.partition.enter(specs);
         let record = self.own(states).and_then(States::into_record);
         let record = record.map_err(|cause| self.record_error(cause))?;
+        let saved = record.len();
         self.inner = self.inner.load_record(record);
+        // Burn leaves out what it cannot use.
+        let taken = self.inner.to_record().len();
+        if taken != saved {
+            return Err(self.record_error(format!(
+                "the optimizer takes {taken} of the {saved} tensors in it: it is of another kind of optimizer, or of one with other settings"
+            )));
+        }
         Ok(self)
     }
 

@@ -11,6 +11,9 @@ use std::{collections::BTreeMap, fmt::Display, ops::Range};
 /// The scalar that Burn adds to each parameter's state: its number of dimensions.
 const DIMENSIONS: &str = "__rank";
 
+/// Burn panics over the state of a parameter with more.
+const MAX_DIMENSIONS: usize = 8;
+
 /// Why a record could not be read or written.
 pub(super) type Cause = String;
 
@@ -57,6 +60,11 @@ impl States {
         for (name, value) in reader.scalars() {
             let (state, field) = states.field(name)?;
             state.scalars.insert(field, *value);
+        }
+        let too_many = |value: &Scalar| usize::try_from(*value).is_ok_and(|n| n > MAX_DIMENSIONS);
+        let mut dimensions = states.0.values().filter_map(|s| s.scalars.get(DIMENSIONS));
+        if dimensions.any(too_many) {
+            return Err("it has a parameter of more dimensions than Burn knows".into());
         }
         for tensor in reader.into_tensors().map_err(cause)? {
             let (name, dtype, shape, _, bytes) = tensor.into_parts().map_err(cause)?;

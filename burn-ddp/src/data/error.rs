@@ -40,6 +40,14 @@ pub enum DataError {
         /// Number of ranks.
         world_size: usize,
     },
+    /// The loader worker is not one of those that there are.
+    #[error("loader worker {worker} does not exist among {workers}: they are numbered from 0")]
+    WorkerOutOfRange {
+        /// The worker that was asked for.
+        worker: usize,
+        /// Number of workers of each rank.
+        workers: usize,
+    },
     /// Two ranks build their loaders differently, so their shards would overlap or leave items out.
     #[error(
         "rank {rank}: the ranks build different loaders: {what} is {theirs} on rank {peer} but {reference} on rank 0. \

@@ -11,9 +11,11 @@ mod iter;
 mod loader;
 mod position;
 mod sampler;
+mod stream;
 mod worker;
 
 pub use error::DataError;
 pub use iter::{Batches, MarkedBatch, MarkedBatches};
 pub use loader::{DistributedLoader, LoaderBuilder, LoaderState};
 pub use sampler::{Sample, Shard, ShardedSampler, Tail};
+pub use stream::StreamShard;

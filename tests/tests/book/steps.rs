@@ -54,6 +54,24 @@ fn join() {
     });
 }
 
+#[test]
+fn ddp_16_a_stream() {
+    fn run(ddp: &Ddp, lines: impl Iterator<Item = u32>) -> Vec<u32> {
+        let mut mine = Vec::new();
+        // ANCHOR: shard
+        for line in ddp.shard(lines) {
+            // every world_size-th, beginning with this rank's
+            mine.push(line);
+        }
+        // ANCHOR_END: shard
+        mine
+    }
+    ranks(2).run("steps::ddp_16_a_stream", |ddp: Ddp| {
+        let mine = run(&ddp, 0..7);
+        assert_eq!(mine, [[0, 2, 4], [1, 3, 5]][ddp.rank()]);
+    });
+}
+
 /// Rank 0 has one sample, rank 1 three: the mean over samples is 2, that over ranks 4.
 #[test]
 fn weighted() {

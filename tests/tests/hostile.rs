@@ -27,7 +27,7 @@ const LIMIT: Duration = Duration::from_secs(300);
 const THREADS: usize = 4;
 /// Silent connections that each thread holds open at a time.
 const HELD: usize = 50;
-const MAGIC: &[u8] = b"burnddp\x01";
+const MAGIC: &[u8] = b"burnddp\x02";
 
 /// Makes `count` connections in all.
 struct Crowd {

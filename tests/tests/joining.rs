@@ -191,7 +191,7 @@ fn ddp_17_the_same_port_again_at_once() {
 
 /// What somebody else says to rank 0's port before rank 1 comes; each is refused with one line of log.
 fn hostile_messages() -> Vec<Vec<u8>> {
-    let magic = b"burnddp\x01";
+    let magic = b"burnddp\x02";
     vec![
         Vec::new(),
         vec![b'x'],

@@ -62,6 +62,6 @@ pub use error::{BackwardPanic, Error, try_backward};
 pub use group::ReduceOp;
 pub use launch::{Launcher, launch};
 pub use reducer::{
-    BucketParam, BucketTrace, CommHook, CompressHook, GradBucket, NonFinite, ReducerError,
-    RoundTrace,
+    BucketParam, BucketTrace, CommHook, CompressHook, GradBucket, NonFinite, PowerSgdHook,
+    PowerSgdState, ReducerError, RoundTrace,
 };

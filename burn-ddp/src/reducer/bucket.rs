@@ -95,31 +95,32 @@ impl Bucket {
         if check_finite {
             self.flag_own(group);
         }
-        let tail = self.communicate(index, round, group, specs)?;
-        let mut tail = tail.into_iter().map(|x| x * round.to_sum());
-        let used: Vec<bool> = tail
-            .by_ref()
-            .take(specs.len())
-            .map(|flag| flag > 0.0)
-            .collect();
-        let flags = if check_finite { group.world_size() } else { 0 };
-        let flagged: BTreeSet<usize> = tail
-            .by_ref()
-            .take(flags)
-            .enumerate()
-            .filter_map(|(rank, flag)| (flag > 0.5).then_some(rank))
-            .collect();
-        if index == 0 {
-            round.learn(Contribution::read(&tail.collect::<Vec<_>>()));
-        }
+        let told = self.reduce_tail(index, round, group)?;
         let factor = round.factor();
+        if let Some(hook) = &round.rule.hook {
+            let data = &mut self.buffer.input()[..self.plan.data_bytes];
+            match told.flagged.is_empty() {
+                true => hook.reduce(&mut GradBucket {
+                    index,
+                    group,
+                    dtype,
+                    data,
+                    places: &self.plan.placements,
+                    specs,
+                    used: &told.used,
+                    factor: factor.unwrap_or(1.0),
+                })?,
+                // The step is given up: no hook should take what is no number into its state.
+                false => group.all_reduce(data, dtype, ReduceOp::Mean)?,
+            }
+        }
         let output = match round.rule.hook {
             None => self.buffer.output(),
             Some(_) => self.buffer.input(),
         };
         let mut infinite = None;
         let places = self.plan.placements.iter().zip(&mut self.gradients);
-        for (((place, gradient), spec), used) in places.zip(specs).zip(used) {
+        for (((place, gradient), spec), used) in places.zip(specs).zip(told.used) {
             let reduced = &output[place.offset..place.offset + place.bytes];
             let own = gradient.take();
             // Unused on every rank: no gradient, so that no decay or momentum step is made on it.
@@ -148,12 +149,8 @@ impl Bucket {
         Ok(Reduced {
             bucket: self,
             finding: Finding {
-                // A hook may have taken away what a rank has sent.
-                path: infinite.or_else(|| {
-                    let first = (!flagged.is_empty()).then(|| specs.first());
-                    first.flatten().map(|spec| spec.path.clone())
-                }),
-                ranks: flagged,
+                path: infinite,
+                ranks: told.flagged,
             },
             started,
             finished: Instant::now(),
@@ -169,33 +166,50 @@ impl Bucket {
         tail::write(&mut input[start..], dtype, own_flag(group, set).into_iter());
     }
 
-    /// Reduces data and tail over the ranks, by the rule's hook if there is one; the tail.
-    fn communicate(
+    /// Reduces the tail over the ranks, and with it the data unless a hook does that. What a hook is told of the step comes from the tail.
+    fn reduce_tail(
         &mut self,
         index: usize,
         round: &Round,
         group: &dyn ProcessGroup,
-        specs: &[ParamSpec],
-    ) -> Result<Vec<f64>, GroupError> {
+    ) -> Result<Told, GroupError> {
         let (dtype, bytes, data_bytes) = (self.plan.dtype, self.plan.bytes(), self.plan.data_bytes);
         let op = round.collective();
-        let Some(hook) = &round.rule.hook else {
-            self.buffer.all_reduce(bytes, dtype, op)?;
-            let tail = &self.buffer.output()[data_bytes..bytes];
-            return Ok(tail::read(tail, dtype).collect());
+        let reduced = match round.rule.hook {
+            None => {
+                self.buffer.all_reduce(bytes, dtype, op)?;
+                &self.buffer.output()[data_bytes..bytes]
+            }
+            Some(_) => {
+                let tail = &mut self.buffer.input()[data_bytes..bytes];
+                group.all_reduce(tail, dtype, op)?;
+                &*tail
+            }
         };
-        let (data, tail) = self.buffer.input()[..bytes].split_at_mut(data_bytes);
-        hook.reduce(&mut GradBucket {
-            index,
-            group,
-            dtype,
-            data,
-            places: &self.plan.placements,
-            specs,
-        })?;
-        group.all_reduce(tail, dtype, op)?;
-        Ok(tail::read(tail, dtype).collect())
+        let mut sums = tail::read(reduced, dtype).map(|x| x * round.to_sum());
+        let parameters = self.plan.placements.len();
+        let used = sums.by_ref().take(parameters).map(|sum| sum > 0.5);
+        let used = used.collect();
+        let flags = match round.rule.check_finite {
+            true => group.world_size(),
+            false => 0,
+        };
+        let flagged = sums.by_ref().take(flags).enumerate();
+        let flagged = flagged.filter_map(|(rank, sum)| (sum > 0.5).then_some(rank));
+        let flagged = flagged.collect();
+        if index == 0 {
+            round.learn(Contribution::read(&sums.collect::<Vec<_>>()));
+        }
+        Ok(Told { used, flagged })
     }
+}
+
+/// What the tail of a reduced bucket says; equal on all ranks.
+struct Told {
+    /// Of each parameter, whether some rank has used it.
+    used: Vec<bool>,
+    /// Ranks whose own gradients in this bucket are not finite.
+    flagged: BTreeSet<usize>,
 }
 
 /// A bucket that came back from the communication thread.

@@ -16,9 +16,10 @@ pub trait CommHook: fmt::Debug + Send + Sync {
     /// Replaces [`bucket.data_mut()`](GradBucket::data_mut) by its mean over all ranks of [`bucket.group()`](GradBucket::group), the same bits on every rank. Collective:
     /// all ranks are in it with the same bucket. Blocks until the peers have come.
     ///
-    /// Parameters that this rank has not used are zeros. In the step in which parameters are unfrozen, all buckets come twice, the second time with
-    /// zeros for what has been reduced. What only some ranks are to count (weights, ranks without data) is settled
-    /// afterwards, by a factor.
+    /// Parameters that this rank has not used are zeros; those that [no rank has used](BucketParam::used) are left out afterwards, whatever the hook leaves
+    /// there. In the step in which parameters are unfrozen, all buckets come twice, and what was reduced the first time is unused the second time. What
+    /// only some ranks are to count (weights, ranks without data) is settled afterwards, by a [factor](GradBucket::factor).
+    /// A bucket in which [`NonFinitePolicy::Skip`](crate::NonFinitePolicy::Skip) finds what is not finite goes around the hook.
     ///
     /// # Errors
     ///
@@ -34,6 +35,8 @@ pub struct GradBucket<'a> {
     pub(super) data: &'a mut [u8],
     pub(super) places: &'a [Placement],
     pub(super) specs: &'a [ParamSpec],
+    pub(super) used: &'a [bool],
+    pub(super) factor: f64,
 }
 
 /// Where one parameter's gradient lies in a bucket.
@@ -45,6 +48,8 @@ pub struct BucketParam<'a> {
     pub shape: &'a [usize],
     /// Byte range in the bucket's data.
     pub range: Range<usize>,
+    /// Whether some rank has used it in this step; the same on all ranks.
+    pub used: bool,
 }
 
 impl fmt::Debug for GradBucket<'_> {
@@ -85,15 +90,23 @@ impl<'a> GradBucket<'a> {
         self.data
     }
 
+    /// What the mean is multiplied with afterwards to be the step's gradient; the same on all ranks. 1 for a mean over all ranks. A hook that adds what it kept
+    /// from one step to the next must keep it in units of the gradient: the factor differs from step to step.
+    pub fn factor(&self) -> f64 {
+        self.factor
+    }
+
     /// Whose gradients they are, in the order of their places.
     pub fn parameters(&self) -> impl Iterator<Item = BucketParam<'a>> + use<'a> {
         self.places
             .iter()
             .zip(self.specs)
-            .map(|(place, spec)| BucketParam {
+            .zip(self.used)
+            .map(|((place, spec), used)| BucketParam {
                 path: &spec.path,
                 shape: &spec.shape,
                 range: place.offset..place.offset + place.bytes,
+                used: *used,
             })
     }
 }

@@ -85,7 +85,7 @@ pub struct NonFinite {
     pub step: u64,
     /// The ranks whose own gradients had a NaN or an infinity; empty if finite numbers have overflowed in the reduction.
     pub ranks: Vec<usize>,
-    /// Module path of the first parameter whose reduced gradient has one, or, where a communication hook has taken it away, of the first in the bucket.
+    /// Module path of the first parameter whose reduced gradient has one.
     pub path: String,
 }
 

@@ -1,14 +1,18 @@
 //! The code of the pages on uneven data, decisions and hooks; see [`code`](super::code).
 
 use burn::module::{Module, ModuleMapper, Param};
+use burn::nn::{Linear, LinearConfig};
 use burn::optim::{GradientsParams, ModuleOptimizer, SgdConfig};
 use burn::prelude::*;
+use burn::tensor::Tolerance;
 use burn_ddp::{
-    CommHook, CompressHook, Ddp, GradBucket, NonFinitePolicy, ReduceOp, Reduction, WrapConfig,
+    CommHook, CompressHook, Ddp, GradBucket, NonFinitePolicy, PowerSgdHook, ReduceOp, Reduction,
+    WrapConfig,
     group::GroupError,
+    train::{CheckpointManager, Snapshot},
 };
 use burn_ddp_tests::{models::Scalar, oracle::floats, ranks};
-use std::{error::Error, sync::Arc};
+use std::{error::Error, path::Path, sync::Arc};
 
 type Result<T = (), E = Box<dyn Error>> = std::result::Result<T, E>;
 
@@ -166,6 +170,44 @@ fn sixteen_bits() {
         let grads = GradientsParams::from_grads(grads, &model);
         assert_eq!(model.gradient(&grads), Some(1.0));
     });
+}
+
+/// A matrix of rank 1 arrives as it is: x^T times ones.
+#[test]
+fn power_sgd() {
+    fn run(ddp: &Ddp, model: Linear, checkpoints: &CheckpointManager) -> Result<Linear> {
+        // ANCHOR: power_sgd
+        let hook = Arc::new(PowerSgdHook::new(4)); // matrices of rank 4
+        if let Some(saved) = checkpoints.load()? {
+            saved.power_sgd("hook", &hook)?; // before the first backward pass
+        }
+        let config = WrapConfig::new().comm_hook(hook.clone());
+        let model = ddp.wrap_with(model, config)?;
+        // ANCHOR_END: power_sgd
+        let x = [1.0, 3.0][ddp.rank()];
+        let x = Tensor::<2>::full([1, 32], x, &device());
+        let grads = GradientsParams::from_grads(model.forward(x).sum().backward(), &model);
+        let weight = grads.get::<2>(model.weight.id).unwrap();
+        let expected = TensorData::new(vec![2.0_f32; 1024], [32, 32]);
+        let tolerance = Tolerance::<f32>::default();
+        weight
+            .into_data()
+            .assert_approx_eq::<f32>(&expected, tolerance);
+        checkpoints.save(1, Snapshot::new().power_sgd("hook", &hook))?;
+        Ok(model)
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path().to_str().unwrap();
+    ranks(2)
+        .env("BURN_DDP_TEST_BOOK", dir)
+        .run("steps::power_sgd", |ddp: Ddp| {
+            let dir = std::env::var("BURN_DDP_TEST_BOOK").unwrap();
+            let checkpoints = ddp.checkpoints(Path::new(&dir).join(ddp.group().transport()));
+            for _ in 0..2 {
+                let model = LinearConfig::new(32, 32).init(&device());
+                run(&ddp, model, &checkpoints).unwrap();
+            }
+        });
 }
 
 // ANCHOR: hook

@@ -11,6 +11,7 @@ use crate::{
     data::{DistributedLoader, LoaderState},
     ddp::Ddp,
     error::Error,
+    reducer::{PowerSgdHook, PowerSgdState},
 };
 use burn::{
     lr_scheduler::{LrSchedulerRecord, module_lr_scheduler::ModuleLrScheduler},
@@ -223,6 +224,26 @@ impl Checkpoint {
             }
         }
         own.map(|bytes| self.decode(name, &bytes)).transpose()
+    }
+
+    /// Makes `hook` go on with what it had, on any number of ranks. Before the first backward pass. Collective.
+    ///
+    /// Where the number of ranks has changed, each rank gets the mean of the error memories, which gives the same gradients to rounding.
+    ///
+    /// # Errors
+    ///
+    /// As for [`value`](Self::value).
+    pub fn power_sgd(&self, name: &str, hook: &PowerSgdHook) -> Result<(), Error> {
+        let saved = |rank| {
+            let bytes = self.bytes_of(self.find(name, Kind::Value, Some(rank))?)?;
+            self.decode(name, &bytes)
+        };
+        let state = match self.world_size() == self.ddp.world_size() {
+            true => self.rank_value(name)?.unwrap_or_default(),
+            false => PowerSgdState::mean((0..self.world_size()).map(saved))?,
+        };
+        hook.load_state(state);
+        Ok(())
     }
 
     /// What [`Snapshot::bytes`](super::Snapshot::bytes) has saved. Collective.

@@ -1,7 +1,7 @@
 //! What is to be saved.
 
 use super::manifest::{Kind, check_name};
-use crate::data::DistributedLoader;
+use crate::{data::DistributedLoader, reducer::PowerSgdHook};
 use burn::{
     lr_scheduler::module_lr_scheduler::ModuleLrScheduler,
     module::Module,
@@ -105,9 +105,14 @@ impl<'a> Snapshot<'a> {
         self.part((name, Kind::Value, false), || encode(value))
     }
 
-    /// A value of each rank: a random generator, the error memory of a comm hook.
+    /// A value of each rank: a random generator, the state of a comm hook of your own.
     pub fn rank_value<T: Serialize + ?Sized>(self, name: &str, value: &'a T) -> Self {
         self.part((name, Kind::Value, true), || encode(value))
+    }
+
+    /// What a [`PowerSgdHook`] keeps, of each rank: the reduction goes on with the same bits on as many ranks, and to rounding on others.
+    pub fn power_sgd(self, name: &str, hook: &'a PowerSgdHook) -> Self {
+        self.part((name, Kind::Value, true), || encode(&hook.state()))
     }
 
     /// Bytes of the whole job, made on rank 0 alone; for records that have no method here.

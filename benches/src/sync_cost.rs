@@ -10,13 +10,14 @@ use std::time::Instant;
 
 /// `depth` times Linear(width, width) and ReLU, as in the PyTorch script this is compared with.
 #[derive(Module, Debug)]
-pub(crate) struct Mlp {
+pub struct Mlp {
     layers: Vec<Linear>,
     act: Relu,
 }
 
 impl Mlp {
-    pub(crate) fn new(width: usize, depth: usize, device: &Device) -> Self {
+    /// With random weights on `device`.
+    pub fn new(width: usize, depth: usize, device: &Device) -> Self {
         let layer = |_| LinearConfig::new(width, width).init(device);
         Self {
             layers: (0..depth).map(layer).collect(),
@@ -24,7 +25,8 @@ impl Mlp {
         }
     }
 
-    pub(crate) fn forward(&self, x: Tensor<2>) -> Tensor<2> {
+    /// `[rows, width]` to `[rows, width]`.
+    pub fn forward(&self, x: Tensor<2>) -> Tensor<2> {
         self.layers
             .iter()
             .fold(x, |x, layer| self.act.forward(layer.forward(x)))

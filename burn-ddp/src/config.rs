@@ -1,6 +1,6 @@
 //! Options of a wrapped model.
 
-use crate::reducer::{BucketCaps, CommHook, Rule};
+use crate::reducer::{BucketCaps, CommHook, Expect, Rule};
 use std::sync::Arc;
 
 /// What the ranks' gradients become.
@@ -33,9 +33,11 @@ pub enum NonFinitePolicy {
 pub struct WrapConfig {
     pub(crate) caps: BucketCaps,
     reduction: Reduction,
-    pub(crate) learn_uses: bool,
+    learn_uses: bool,
     pub(crate) non_finite: NonFinitePolicy,
     comm_hook: Option<Arc<dyn CommHook>>,
+    gradient_as_bucket_view: bool,
+    pub(crate) static_graph: bool,
 }
 
 impl Default for WrapConfig {
@@ -49,6 +51,8 @@ impl Default for WrapConfig {
             learn_uses: true,
             non_finite: NonFinitePolicy::Pass,
             comm_hook: None,
+            gradient_as_bucket_view: false,
+            static_graph: false,
         }
     }
 }
@@ -102,11 +106,42 @@ impl WrapConfig {
         self
     }
 
+    /// Whether the gradients that `backward` returns point into the buckets (default false), in place of being copied out of them.
+    ///
+    /// Saves the memory of all gradients: a local gradient is freed as soon as it is in its bucket, and there is no other copy of the reduced ones. A
+    /// gradient that is kept for longer than the next backward pass keeps the memory of its whole bucket, and that bucket gets another; one that is
+    /// written to is copied first, as any shared tensor is. On one machine the reduction is slower, since such buckets do not lie in the ranks'
+    /// shared memory. On devices with memory of their own (GPUs) it is host memory that is saved.
+    pub fn gradient_as_bucket_view(mut self, view: bool) -> Self {
+        self.gradient_as_bucket_view = view;
+        self
+    }
+
+    /// A promise that every backward pass of the model on this rank uses the same parameters, each as many times, as the first one (default false).
+    ///
+    /// Nothing is counted in forward then, uses that never reach the loss cost no overlap from the second pass on, and parameters that no rank
+    /// has used in the first synchronised pass are left out of the buckets: they take no part in any message. A pass that breaks
+    /// the promise is an error on all ranks that names the parameter ([`ReducerError::StaticGraph`](crate::ReducerError::StaticGraph)). Parameters cannot be frozen
+    /// or unfrozen.
+    pub fn static_graph(mut self, promise: bool) -> Self {
+        self.static_graph = promise;
+        self
+    }
+
     pub(crate) fn rule(&self) -> Rule {
         Rule {
             reduction: self.reduction,
             check_finite: self.non_finite != NonFinitePolicy::Pass,
             hook: self.comm_hook.clone(),
+            views: self.gradient_as_bucket_view,
+        }
+    }
+
+    pub(crate) fn expect(&self) -> Expect {
+        match (self.static_graph, self.learn_uses) {
+            (true, _) => Expect::AsFirst,
+            (false, true) => Expect::AsBefore,
+            (false, false) => Expect::Every,
         }
     }
 
@@ -118,10 +153,12 @@ impl WrapConfig {
             learn_uses,
             non_finite,
             comm_hook,
+            gradient_as_bucket_view,
+            static_graph,
         } = self;
         let hook = comm_hook.as_ref().map(|hook| hook.describe());
         format!(
-            "{caps:?} {reduction:?} learn_uses: {learn_uses} non_finite: {non_finite:?} comm_hook: {hook:?}"
+            "{caps:?} {reduction:?} learn_uses: {learn_uses} non_finite: {non_finite:?} comm_hook: {hook:?} gradient_as_bucket_view: {gradient_as_bucket_view} static_graph: {static_graph}"
         )
     }
 }

@@ -71,6 +71,7 @@ impl Session {
     fn flush<B: Backend>(&self) -> Result<()> {
         let mut state = lock(&self.state);
         let state = &mut *state;
+        self.check_static_pass(state)?;
         let Round::Open {
             sync: true,
             flushed,
@@ -315,6 +316,9 @@ impl Session {
             let mut reducer = lock(reducer);
             reducer.rebuild(&state.uses.first_use_order())?;
             self.set_rungs(reducer.order());
+            if self.static_graph {
+                self.leave_out_unused(state, &mut reducer)?;
+            }
         }
         if state.synchronised == ROUNDS_BEFORE_UNUSED_WARNING {
             self.warn_of_unused(state);

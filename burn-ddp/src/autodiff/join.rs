@@ -118,7 +118,7 @@ impl Session {
         }
         let outcome = {
             let mut reducer = lock(reducer);
-            reducer.begin(Contribution::default(), state.weight_unit);
+            reducer.begin(Contribution::default(), state.weight_unit)?;
             reducer.launch_rest()?;
             let outcome = reducer.wait()?;
             // All have run out: not a round of the model's.

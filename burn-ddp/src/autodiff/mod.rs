@@ -31,6 +31,7 @@ mod ops;
 mod proxy;
 pub(crate) mod session;
 pub(crate) mod sessions;
+mod static_graph;
 mod store;
 mod tap;
 mod trainable;

@@ -122,6 +122,8 @@ pub(crate) struct Session {
     /// `None` in a world of one: gradients then stay tensors and nothing is copied.
     pub(super) reducer: Option<Mutex<Reducer>>,
     pub(super) rule: Rule,
+    /// Every pass is as the first one.
+    pub(super) static_graph: bool,
     switch: Arc<SyncSwitch>,
     pub(super) sessions: Arc<Sessions>,
     pub(super) state: Mutex<State>,
@@ -150,10 +152,11 @@ impl Session {
             rungs: (0..slots).map(AtomicUsize::new).collect(),
             reducer: reducer.map(Mutex::new),
             rule: config.rule(),
+            static_graph: config.static_graph,
             switch,
             sessions: sessions.clone(),
             state: Mutex::new(State {
-                uses: UseCounter::new(slots, config.learn_uses),
+                uses: UseCounter::new(slots, config.expect()),
                 store: GradientStore::new(slots),
                 round: Round::Idle,
                 anchor: None,
@@ -321,6 +324,7 @@ impl Session {
         let (sync, samples) = self.open::<B>(state, tap)?;
         let slot = tap.use_.slot;
         let fired = state.uses.fired(tap.use_);
+        self.check_static(state, slot, fired)?;
         let gradient = match samples {
             // The mean over no sample is no number.
             0 => {
@@ -340,7 +344,7 @@ impl Session {
             return Ok(());
         };
         match fired {
-            Fired::Partial => Ok(()),
+            Fired::Unexpected(_) | Fired::Partial => Ok(()),
             Fired::Complete | Fired::Late => self.pack::<B>(state, &mut lock(reducer), slot),
         }
     }
@@ -398,11 +402,11 @@ impl Session {
             let mut reducer = lock(reducer);
             let own = Contribution {
                 active: true,
-                changed: self.trainable_changed(state, &reducer),
+                changed: !self.is_static(state) && self.trainable_changed(state, &reducer),
                 window: state.accumulated + 1,
                 samples: state.samples + samples,
             };
-            reducer.begin(own, state.weight_unit);
+            reducer.begin(own, state.weight_unit)?;
         }
         Ok((sync, samples))
     }

@@ -63,7 +63,7 @@ impl Session {
         if outcome.contributions.iter().any(|rank| rank.changed) {
             let added = self.agree_on_trainable(state, reducer)?;
             if !added.is_empty() {
-                reducer.begin_again();
+                reducer.begin_again()?;
                 for slot in &added {
                     pack(state, reducer, *slot)?;
                 }

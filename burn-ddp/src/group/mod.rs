@@ -15,7 +15,7 @@ mod engine;
 mod error;
 #[cfg(any(test, fuzzing))]
 pub mod fuzzing;
-mod heap;
+pub(crate) mod heap;
 pub mod host;
 mod local;
 #[cfg(feature = "mpi")]

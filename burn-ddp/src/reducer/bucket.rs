@@ -6,53 +6,71 @@ use super::{
     control::{Contribution, Finding, own_flag},
     elements,
     layout::ParamSpec,
+    memory::Memory,
     plan::BucketPlan,
     round::Round,
     tail,
 };
-use crate::group::{DType, GroupBuffer, GroupError, ProcessGroup, ReduceOp, reduce::reduce_into};
+use crate::group::{DType, GroupError, ProcessGroup, ReduceOp, reduce::reduce_into};
 use burn::tensor::{Bytes, TensorData};
 use std::{collections::BTreeSet, iter::repeat_n, time::Instant};
 
-/// A bucket that is at home: no operation is using its buffer.
+/// A bucket that is at home: no operation is using its memory.
 #[derive(Debug)]
 pub(super) struct Bucket {
     pub(super) plan: BucketPlan,
-    pub(super) buffer: Box<dyn GroupBuffer>,
-    /// The local gradients that were packed, kept as storage for the reduced ones.
+    memory: Memory,
+    /// Which gradients are in the memory.
+    packed: Vec<bool>,
+    /// On the way out the reduced gradients. On the way in the local ones, as storage for the reduced, unless these point into the memory.
     pub(super) gradients: Vec<Option<TensorData>>,
 }
 
 impl Bucket {
-    pub(super) fn new(plan: BucketPlan, buffer: Box<dyn GroupBuffer>) -> Self {
+    pub(super) fn new(plan: BucketPlan, memory: Memory) -> Self {
         let gradients = plan.placements.iter().map(|_| None).collect();
         Self {
+            packed: vec![false; plan.placements.len()],
             plan,
-            buffer,
+            memory,
             gradients,
         }
     }
 
+    /// Before the first gradient of a round.
+    pub(super) fn begin(&mut self) -> Result<(), GroupError> {
+        self.memory.begin()
+    }
+
     pub(super) fn is_full(&self) -> bool {
-        self.gradients.iter().all(Option::is_some)
+        self.packed.iter().all(|packed| *packed)
     }
 
     /// Copies a gradient to its place.
     pub(super) fn pack(&mut self, index: usize, data: TensorData) {
         let place = self.plan.placements[index];
-        self.buffer.input()[place.offset..place.offset + place.bytes]
-            .copy_from_slice(data.as_bytes());
-        self.gradients[index] = Some(data);
+        self.memory.input()[place.range()].copy_from_slice(data.as_bytes());
+        self.packed[index] = true;
+        self.gradients[index] = match self.memory {
+            Memory::Group(_) => Some(data),
+            Memory::Views(_) => None,
+        };
     }
 
     pub(super) fn is_packed(&self, index: usize) -> bool {
-        self.gradients[index].is_some()
+        self.packed[index]
+    }
+
+    /// Forgets what was packed.
+    pub(super) fn discard(&mut self) {
+        self.packed.fill(false);
+        self.gradients.fill_with(|| None);
     }
 
     /// Adds to a gradient that has been packed.
     pub(super) fn add(&mut self, index: usize, data: &TensorData) {
         let place = self.plan.placements[index];
-        let sum = &mut self.buffer.input()[place.offset..place.offset + place.bytes];
+        let sum = &mut self.memory.input()[place.range()];
         let old = sum.to_vec();
         reduce_into(
             sum,
@@ -65,14 +83,14 @@ impl Bucket {
     /// Zeros for what this rank did not use, and the control tail: the used flags, room for the finite flags, and `control` in the
     /// first bucket.
     pub(super) fn seal(&mut self, control: &[u8]) {
-        let input = self.buffer.input();
-        for (place, gradient) in self.plan.placements.iter().zip(&self.gradients) {
-            if gradient.is_none() {
-                input[place.offset..place.offset + place.bytes].fill(0);
+        let input = self.memory.input();
+        for (place, packed) in self.plan.placements.iter().zip(&self.packed) {
+            if !packed {
+                input[place.range()].fill(0);
             }
         }
-        let used = self.gradients.iter().map(|g| u8::from(g.is_some()));
-        let room = self.plan.tail_elements - self.gradients.len() - control.len();
+        let used = self.packed.iter().map(|packed| u8::from(*packed));
+        let room = self.plan.tail_elements - self.packed.len() - control.len();
         let range = self.plan.data_bytes..self.plan.bytes();
         tail::write(
             &mut input[range],
@@ -91,14 +109,13 @@ impl Bucket {
     ) -> Result<Reduced, GroupError> {
         let started = Instant::now();
         let dtype = self.plan.dtype;
-        let check_finite = round.rule.check_finite;
-        if check_finite {
+        if round.rule.check_finite {
             self.flag_own(group);
         }
         let told = self.reduce_tail(index, round, group)?;
         let factor = round.factor();
         if let Some(hook) = &round.rule.hook {
-            let data = &mut self.buffer.input()[..self.plan.data_bytes];
+            let data = &mut self.memory.input()[..self.plan.data_bytes];
             match told.flagged.is_empty() {
                 true => hook.reduce(&mut GradBucket {
                     index,
@@ -114,42 +131,15 @@ impl Bucket {
                 false => group.all_reduce(data, dtype, ReduceOp::Mean)?,
             }
         }
-        let output = match round.rule.hook {
-            None => self.buffer.output(),
-            Some(_) => self.buffer.input(),
-        };
-        let mut infinite = None;
-        let places = self.plan.placements.iter().zip(&mut self.gradients);
-        for (((place, gradient), spec), used) in places.zip(specs).zip(told.used) {
-            let reduced = &output[place.offset..place.offset + place.bytes];
-            let own = gradient.take();
-            // Unused on every rank: no gradient, so that no decay or momentum step is made on it.
-            let Some(factor) = factor.filter(|_| used) else {
-                continue;
-            };
-            let mut result = match own {
-                Some(own) => own,
-                None => {
-                    let room = aligned(reduced, dtype);
-                    TensorData::from_bytes(room, spec.shape.clone(), dtype.into())
-                }
-            };
-            TensorData::with_bytes_mut([&mut result], |mut storage| {
-                let Some(bytes) = storage.pop() else { return };
-                bytes.copy_from_slice(reduced);
-                if factor != 1.0 {
-                    elements::scale(bytes, dtype, factor);
-                }
-                if check_finite && infinite.is_none() && !elements::all_finite(bytes, dtype) {
-                    infinite = Some(spec.path.clone());
-                }
-            });
-            *gradient = Some(result);
-        }
+        self.packed.fill(false);
+        // Unused on every rank: no gradient, so that no decay or momentum step is made on it.
+        let factors = told.used.iter().map(|used| factor.filter(|_| *used));
+        let factors: Vec<Option<f64>> = factors.collect();
+        let bad = self.take_out(round, &factors, specs);
         Ok(Reduced {
             bucket: self,
             finding: Finding {
-                path: infinite,
+                path: bad.map(|index| specs[index].path.clone()),
                 ranks: told.flagged,
             },
             started,
@@ -157,10 +147,72 @@ impl Bucket {
         })
     }
 
+    /// Makes gradients of what was reduced, where there is a factor; the first that is not finite, if that is looked at.
+    fn take_out(
+        &mut self,
+        round: &Round,
+        factors: &[Option<f64>],
+        specs: &[ParamSpec],
+    ) -> Option<usize> {
+        let dtype = self.plan.dtype;
+        let mut bad = None;
+        let mut finish = |index, bytes: &mut [u8], factor| {
+            if factor != 1.0 {
+                elements::scale(bytes, dtype, factor);
+            }
+            let check = round.rule.check_finite && bad.is_none();
+            if check && !elements::all_finite(bytes, dtype) {
+                bad = Some(index);
+            }
+        };
+        let places = || self.plan.placements.iter().zip(factors).enumerate();
+        match &mut self.memory {
+            Memory::Group(buffer) => {
+                let output = match round.rule.hook {
+                    None => buffer.output(),
+                    Some(_) => buffer.input(),
+                };
+                for (index, (place, factor)) in places() {
+                    let own = self.gradients[index].take();
+                    let Some(factor) = factor else { continue };
+                    let reduced = &output[place.range()];
+                    let mut result = match own {
+                        Some(own) => own,
+                        None => {
+                            let room = aligned(reduced, dtype);
+                            TensorData::from_bytes(room, specs[index].shape.clone(), dtype.into())
+                        }
+                    };
+                    TensorData::with_bytes_mut([&mut result], |mut storage| {
+                        let Some(bytes) = storage.pop() else { return };
+                        bytes.copy_from_slice(reduced);
+                        finish(index, bytes, *factor);
+                    });
+                    self.gradients[index] = Some(result);
+                }
+            }
+            Memory::Views(views) => {
+                for (index, (place, factor)) in places() {
+                    if let Some(factor) = factor {
+                        finish(index, &mut views.memory()[place.range()], *factor);
+                    }
+                }
+                let lent = views.lend();
+                for (index, (place, factor)) in places() {
+                    let shape = specs[index].shape.clone();
+                    let view = factor.map(|_| lent.view(place.range()));
+                    self.gradients[index] =
+                        view.map(|view| TensorData::from_bytes(view, shape, dtype.into()));
+                }
+            }
+        }
+        bad
+    }
+
     /// Sets this rank's finite flag if one of its gradients is not.
     fn flag_own(&mut self, group: &dyn ProcessGroup) {
         let dtype = self.plan.dtype;
-        let input = self.buffer.input();
+        let input = self.memory.input();
         let set = !elements::all_finite(&input[..self.plan.data_bytes], dtype);
         let start = self.plan.data_bytes + self.plan.placements.len() * dtype.size();
         tail::write(&mut input[start..], dtype, own_flag(group, set).into_iter());
@@ -177,11 +229,11 @@ impl Bucket {
         let op = round.collective();
         let reduced = match round.rule.hook {
             None => {
-                self.buffer.all_reduce(bytes, dtype, op)?;
-                &self.buffer.output()[data_bytes..bytes]
+                self.memory.all_reduce(bytes, dtype, op)?;
+                &self.memory.output()[data_bytes..bytes]
             }
             Some(_) => {
-                let tail = &mut self.buffer.input()[data_bytes..bytes];
+                let tail = &mut self.memory.input()[data_bytes..bytes];
                 group.all_reduce(tail, dtype, op)?;
                 &*tail
             }

@@ -105,7 +105,7 @@ impl<'a> GradBucket<'a> {
             .map(|((place, spec), used)| BucketParam {
                 path: &spec.path,
                 shape: &spec.shape,
-                range: place.offset..place.offset + place.bytes,
+                range: place.range(),
                 used: *used,
             })
     }

@@ -24,6 +24,21 @@ pub enum ReducerError {
         /// Module path of the parameter.
         path: String,
     },
+    /// A backward pass is not as the first one was, though that was promised.
+    #[error(
+        "rank {rank}: `{path}` has {fired} gradient contribution(s) in this backward pass and had {expected} in the first one: the model is wrapped with \
+         `WrapConfig::static_graph(true)`, which promises that this does not change. Wrap it without"
+    )]
+    StaticGraph {
+        /// The rank that reports.
+        rank: usize,
+        /// Module path of the parameter.
+        path: String,
+        /// Contributions in the first pass; 0 also for a parameter that no rank used in the first synchronised one.
+        expected: usize,
+        /// Contributions in this pass when it was noticed.
+        fired: usize,
+    },
     /// The ranks closed accumulation windows of different lengths.
     #[error(
         "rank {rank}: accumulation windows differ: {} (counted modulo 128). Every rank must leave `no_sync` after the same \

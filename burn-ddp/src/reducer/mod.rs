@@ -21,6 +21,7 @@ mod control;
 mod elements;
 mod error;
 mod layout;
+mod memory;
 mod plan;
 mod power_sgd;
 mod round;
@@ -41,7 +42,7 @@ pub(crate) use plan::BucketCaps;
 pub use power_sgd::{PowerSgdHook, PowerSgdState};
 pub(crate) use round::Rule;
 pub use trace::{BucketTrace, RoundTrace};
-pub(crate) use uses::{Fired, Use, UseCounter};
+pub(crate) use uses::{Broken, Expect, Fired, Use, UseCounter};
 
 use crate::{
     dtype,
@@ -51,6 +52,7 @@ pub(crate) use bucket::aligned;
 use bucket::{Bucket, Reduced};
 use burn::tensor::TensorData;
 use control::WINDOW_MODULUS;
+use memory::Memory;
 use plan::{BucketPlan, TailSizes, assign};
 use round::Round;
 use std::{
@@ -184,8 +186,8 @@ impl Reducer {
             for (index, place) in plan.placements.iter().enumerate() {
                 self.places[place.slot] = Some((self.buckets.len(), index));
             }
-            let buffer = self.group.buffer(plan.bytes())?;
-            self.buckets.push(Some(Bucket::new(plan, buffer)));
+            let memory = Memory::new(&self.group, plan.bytes(), self.rule.views)?;
+            self.buckets.push(Some(Bucket::new(plan, memory)));
         }
         self.totals.buckets = self.buckets.len();
         Ok(())
@@ -204,22 +206,26 @@ impl Reducer {
     }
 
     /// Opens a round, to which this rank contributes `own`. Gradients of `weight_unit` samples have a weight of 1.
-    pub(crate) fn begin(&mut self, own: Contribution, weight_unit: f64) {
+    pub(crate) fn begin(&mut self, own: Contribution, weight_unit: f64) -> Result<()> {
         self.own = own;
         let ranks = self.group.world_size();
         self.round = Arc::new(Round::new(self.rule.clone(), ranks, weight_unit));
         self.next = 0;
         self.clock = RoundClock::start();
         self.current = RoundTrace::default();
+        for bucket in self.buckets.iter_mut().flatten() {
+            bucket.begin()?;
+        }
+        Ok(())
     }
 
     /// Opens another round, to which this rank contributes the same.
-    pub(crate) fn begin_again(&mut self) {
+    pub(crate) fn begin_again(&mut self) -> Result<()> {
         let own = Contribution {
             changed: false,
             ..self.own
         };
-        self.begin(own, self.round.weight_unit);
+        self.begin(own, self.round.weight_unit)
     }
 
     /// Whether this round has already sent something.
@@ -230,7 +236,7 @@ impl Reducer {
     /// Takes back what was packed but not sent. Only legal while nothing has been launched.
     pub(crate) fn discard(&mut self) {
         for bucket in self.buckets.iter_mut().flatten() {
-            bucket.gradients.fill_with(|| None);
+            bucket.discard();
         }
     }
 

@@ -2,6 +2,7 @@
 
 use super::layout::Layout;
 use crate::group::DType;
+use std::ops::Range;
 
 /// Limits on the gradient bytes of a bucket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,6 +30,12 @@ pub(crate) struct Placement {
     pub(crate) offset: usize,
     /// Length in bytes.
     pub(crate) bytes: usize,
+}
+
+impl Placement {
+    pub(crate) fn range(&self) -> Range<usize> {
+        self.offset..self.offset + self.bytes
+    }
 }
 
 /// One bucket: gradients of one element type back to back, then the control tail.

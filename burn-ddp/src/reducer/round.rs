@@ -11,6 +11,8 @@ pub(crate) struct Rule {
     /// Look for NaN and infinities.
     pub(crate) check_finite: bool,
     pub(crate) hook: Option<Arc<dyn CommHook>>,
+    /// Gradients point into the buckets.
+    pub(crate) views: bool,
 }
 
 /// One round on its way through the communication thread, which takes the buckets in index order.

@@ -38,6 +38,7 @@ fn ranks<T: Send>(
                     reduction,
                     check_finite: false,
                     hook: None,
+                    views: false,
                 };
                 body(
                     rank,
@@ -70,7 +71,7 @@ fn values(data: &Option<TensorData>) -> Option<Vec<f32>> {
 
 /// One round in which this rank has `gradients` (slot, value of all its elements), in that order.
 fn round(reducer: &mut Reducer, gradients: &[(usize, f32)]) -> Vec<Option<Vec<f32>>> {
-    reducer.begin(window(1), 1.0);
+    reducer.begin(window(1), 1.0).unwrap();
     for &(slot, value) in gradients {
         let n = reducer.layout.params[slot].elements();
         reducer.pack(slot, data(&vec![value; n])).unwrap();
@@ -152,7 +153,7 @@ fn halves_are_reduced_in_their_own_type() {
         ("d", 1, DType::F64),
     ]);
     let all = ranks(4, &l, Reduction::Mean, |_, mut reducer| {
-        reducer.begin(window(1), 1.0);
+        reducer.begin(window(1), 1.0).unwrap();
         // The sum of four would be infinite in f16; the mean is not.
         reducer
             .pack(0, TensorData::new(vec![f16::from_f32(30000.0)], [1]))
@@ -191,7 +192,7 @@ fn buckets_are_launched_as_soon_as_they_and_those_before_them_are_full() {
     ]);
     ranks(1, &l, Reduction::Mean, |_, mut reducer| {
         // Reverse registration order: c alone (first cap 4 bytes), then b and a.
-        reducer.begin(window(1), 1.0);
+        reducer.begin(window(1), 1.0).unwrap();
         reducer.pack(1, data(&[1.0])).unwrap();
         reducer.pack(0, data(&[1.0])).unwrap();
         assert!(
@@ -213,7 +214,7 @@ fn buckets_are_launched_as_soon_as_they_and_those_before_them_are_full() {
 fn a_gradient_after_its_bucket_was_launched_names_the_parameter() {
     let l = layout(&[("early", 1, DType::F32), ("other", 1, DType::F32)]);
     ranks(1, &l, Reduction::Mean, |_, mut reducer| {
-        reducer.begin(window(1), 1.0);
+        reducer.begin(window(1), 1.0).unwrap();
         reducer.pack(1, data(&[1.0])).unwrap();
         let error = reducer.pack(1, data(&[1.0])).unwrap_err();
         assert!(
@@ -227,7 +228,7 @@ fn a_gradient_after_its_bucket_was_launched_names_the_parameter() {
 fn a_contribution_to_a_packed_gradient_is_added_while_its_bucket_is_here() {
     let l = layout(&[("a", 2, DType::F32), ("b", 1, DType::F32)]);
     let all = ranks(2, &l, Reduction::Mean, |rank, mut reducer| {
-        reducer.begin(window(1), 1.0);
+        reducer.begin(window(1), 1.0).unwrap();
         // `b` is in the first bucket, so that `a` cannot be launched before it.
         reducer.pack(0, data(&[1.0, 2.0])).unwrap();
         reducer.pack(0, data(&[10.0, 20.0 * rank as f32])).unwrap();
@@ -242,7 +243,7 @@ fn a_contribution_to_a_packed_gradient_is_added_while_its_bucket_is_here() {
 fn wrong_type_and_size_name_the_parameter() {
     let l = layout(&[("w", 2, DType::F32)]);
     ranks(1, &l, Reduction::Mean, |_, mut reducer| {
-        reducer.begin(window(1), 1.0);
+        reducer.begin(window(1), 1.0).unwrap();
         let error = reducer
             .pack(0, TensorData::new(vec![1.0f64; 2], [2]))
             .unwrap_err();
@@ -268,7 +269,7 @@ fn ddp_04_windows_of_different_length_are_an_error() {
     for op in [Reduction::Mean, Reduction::Sum] {
         // The mean of all is rank 1's own.
         let all = ranks(3, &l, op, |rank, mut reducer| {
-            reducer.begin(window([3, 4, 5][rank]), 1.0);
+            reducer.begin(window([3, 4, 5][rank]), 1.0).unwrap();
             reducer.pack(0, data(&[1.0])).unwrap();
             reducer.launch_rest().unwrap();
             reducer.wait().map(|_| ()).unwrap_err().to_string()
@@ -287,7 +288,9 @@ fn ddp_04_windows_are_compared_exactly_in_every_element_type() {
     for op in [Reduction::Mean, Reduction::Sum] {
         for (last, equal) in [(127, true), (126, false)] {
             ranks(3, &l, op, |rank, mut reducer| {
-                reducer.begin(window(if rank == 2 { last } else { 127 }), 1.0);
+                reducer
+                    .begin(window(if rank == 2 { last } else { 127 }), 1.0)
+                    .unwrap();
                 let one = TensorData::new(vec![bf16::from_f32(1.0)], [1]);
                 reducer.pack(0, one).unwrap();
                 reducer.launch_rest().unwrap();
@@ -333,7 +336,7 @@ fn ddp_38_gradients_that_were_handed_out_are_not_overwritten() {
     ranks(2, &l, Reduction::Mean, |rank, mut reducer| {
         let mut kept = Vec::new();
         for step in 0..3 {
-            reducer.begin(window(1), 1.0);
+            reducer.begin(window(1), 1.0).unwrap();
             reducer
                 .pack(0, data(&[(step * 2 + rank) as f32; 2]))
                 .unwrap();

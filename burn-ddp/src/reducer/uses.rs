@@ -1,5 +1,7 @@
 //! When a parameter's gradient is complete: as many uses have fired as will fire.
 
+use std::cmp::Ordering;
+
 /// One use of a parameter in forward.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Use {
@@ -19,11 +21,36 @@ pub(crate) enum Fired {
     Complete,
     /// The gradient had been complete before this contribution came.
     Late,
+    /// There are more contributions than a static graph has.
+    Unexpected(Broken),
+}
+
+/// What is not as the first pass was, though a static graph was promised.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Broken {
+    pub(crate) slot: usize,
+    /// Contributions in the first pass.
+    pub(crate) expected: usize,
+    /// And in this one, so far.
+    pub(crate) fired: usize,
+}
+
+/// How many of its uses a parameter waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Expect {
+    /// All that were made in forward.
+    Every,
+    /// Those that fired in the round before, if it had as many uses.
+    AsBefore,
+    /// As many as fired in the first round, always.
+    AsFirst,
 }
 
 #[derive(Clone, Debug, Default)]
 struct SlotUses {
     created: usize,
+    /// Contributions in this round.
+    count: usize,
     /// Which uses of this round have fired.
     fired: Vec<usize>,
     /// A use from before the last closing fired: what will still come is unknown.
@@ -60,24 +87,32 @@ pub(crate) struct UseCounter {
     round: u64,
     /// Slots in the order of their first use, as far as known.
     first_use: Vec<usize>,
-    learn: bool,
+    expect: Expect,
+    /// With [`Expect::AsFirst`], of each slot, once the first round is over.
+    fixed: Option<Vec<usize>>,
 }
 
 impl UseCounter {
-    /// `learn`: expect the uses that fired in the round before (see the module's text); otherwise
-    /// every use is waited for.
-    pub(crate) fn new(slots: usize, learn: bool) -> Self {
+    pub(crate) fn new(slots: usize, expect: Expect) -> Self {
         Self {
             slots: vec![SlotUses::default(); slots],
             round: 0,
             first_use: Vec::new(),
-            learn,
+            expect,
+            fixed: None,
         }
     }
 
     /// A forward pass takes the parameter of `slot`.
     pub(crate) fn used(&mut self, slot: usize) -> Use {
         let state = &mut self.slots[slot];
+        if self.fixed.is_some() {
+            return Use {
+                slot,
+                index: 0,
+                round: self.round,
+            };
+        }
         if self.round == 0 && state.created == 0 {
             self.first_use.push(slot);
         }
@@ -93,6 +128,20 @@ impl UseCounter {
     /// The gradient of one use is there.
     pub(crate) fn fired(&mut self, use_: Use) -> Fired {
         let state = &mut self.slots[use_.slot];
+        if let Some(fixed) = &self.fixed {
+            state.count += 1;
+            let (slot, expected, fired) = (use_.slot, fixed[use_.slot], state.count);
+            return match fired.cmp(&expected) {
+                Ordering::Less => Fired::Partial,
+                Ordering::Equal => Fired::Complete,
+                Ordering::Greater => Fired::Unexpected(Broken {
+                    slot,
+                    expected,
+                    fired,
+                }),
+            };
+        }
+        state.count += 1;
         if use_.round == self.round {
             state.fired.push(use_.index);
         } else {
@@ -109,10 +158,35 @@ impl UseCounter {
         }
     }
 
+    /// The first slot with another number of contributions than in the first round, of a static graph whose round is over.
+    pub(crate) fn broken(&self) -> Option<Broken> {
+        let fixed = self.fixed.as_ref()?;
+        let slots = self.slots.iter().zip(fixed).enumerate();
+        let mut broken = slots.filter(|(_, (state, expected))| state.count != **expected);
+        broken.next().map(|(slot, (state, expected))| Broken {
+            slot,
+            expected: *expected,
+            fired: state.count,
+        })
+    }
+
+    /// Which slots a static graph has; empty before its first round is over.
+    pub(crate) fn fixed(&self) -> &[usize] {
+        self.fixed.as_deref().unwrap_or_default()
+    }
+
     /// Ends the round.
     pub(crate) fn close(&mut self) {
+        if self.expect == Expect::AsFirst && self.fixed.is_none() {
+            self.fixed = Some(self.slots.iter().map(|state| state.count).collect());
+        }
+        self.forget();
+    }
+
+    fn forget(&mut self) {
         for state in &mut self.slots {
-            if self.learn && state.created > 0 && !state.stale {
+            state.count = 0;
+            if self.expect == Expect::AsBefore && state.created > 0 && !state.stale {
                 state.fired.sort_unstable();
                 state.last = Some((state.created, std::mem::take(&mut state.fired)));
             } else {
@@ -128,7 +202,7 @@ impl UseCounter {
 
     /// Ends a round that broke off: what has fired says nothing about the next one.
     pub(crate) fn abandon(&mut self) {
-        self.close();
+        self.forget();
         for state in &mut self.slots {
             state.last = None;
         }
@@ -152,7 +226,7 @@ mod tests {
 
     #[test]
     fn a_round_that_broke_off_teaches_nothing() {
-        let mut c = UseCounter::new(1, true);
+        let mut c = UseCounter::new(1, Expect::AsBefore);
         let three = |c: &mut UseCounter| [c.used(0), c.used(0), c.used(0)];
         let [.., last] = three(&mut c);
         assert_eq!(c.fired(last), Fired::Partial);
@@ -166,14 +240,14 @@ mod tests {
 
     #[test]
     fn one_use_is_complete_when_it_fires() {
-        let mut c = UseCounter::new(1, true);
+        let mut c = UseCounter::new(1, Expect::AsBefore);
         let u = c.used(0);
         assert_eq!(c.fired(u), Fired::Complete);
     }
 
     #[test]
     fn several_uses_are_complete_with_the_last_one() {
-        let mut c = UseCounter::new(1, true);
+        let mut c = UseCounter::new(1, Expect::AsBefore);
         let (a, b, d) = (c.used(0), c.used(0), c.used(0));
         assert_eq!(c.fired(d), Fired::Partial);
         assert_eq!(c.fired(b), Fired::Partial);
@@ -182,7 +256,7 @@ mod tests {
 
     #[test]
     fn a_use_that_never_fires_costs_the_overlap_of_one_round_only() {
-        let mut c = UseCounter::new(1, true);
+        let mut c = UseCounter::new(1, Expect::AsBefore);
         let _shape_query = c.used(0);
         let real = c.used(0);
         assert_eq!(c.fired(real), Fired::Partial);
@@ -194,7 +268,7 @@ mod tests {
 
     #[test]
     fn a_contribution_beyond_the_expected_ones_is_late() {
-        let mut c = UseCounter::new(1, true);
+        let mut c = UseCounter::new(1, Expect::AsBefore);
         let (_a, b) = (c.used(0), c.used(0));
         c.fired(b);
         c.close();
@@ -205,7 +279,7 @@ mod tests {
 
     #[test]
     fn without_learning_every_use_is_waited_for() {
-        let mut c = UseCounter::new(1, false);
+        let mut c = UseCounter::new(1, Expect::Every);
         let (_a, b) = (c.used(0), c.used(0));
         c.fired(b);
         c.close();
@@ -215,7 +289,7 @@ mod tests {
 
     #[test]
     fn a_use_from_before_the_last_closing_waits_for_the_next_closing() {
-        let mut c = UseCounter::new(1, true);
+        let mut c = UseCounter::new(1, Expect::AsBefore);
         let (a, b) = (c.used(0), c.used(0));
         assert_eq!(c.fired(a), Fired::Partial);
         c.close();
@@ -228,12 +302,59 @@ mod tests {
 
     #[test]
     fn the_first_round_fixes_the_order() {
-        let mut c = UseCounter::new(4, true);
+        let mut c = UseCounter::new(4, Expect::AsBefore);
         for slot in [2, 0, 2] {
             c.used(slot);
         }
         c.close();
         c.used(1);
         assert_eq!(c.first_use_order(), [2, 0, 1, 3]);
+    }
+
+    #[test]
+    fn a_static_graph_is_as_it_was_first() {
+        let mut c = UseCounter::new(2, Expect::AsFirst);
+        let (_shape_query, a, b) = (c.used(0), c.used(0), c.used(0));
+        assert_eq!([b, a].map(|u| c.fired(u)), [Fired::Partial; 2]);
+        assert_eq!(c.broken(), None);
+        c.close();
+        assert_eq!(c.fixed(), [2, 0]);
+        // The number of uses does not matter any more.
+        let (a, b) = (c.used(0), c.used(0));
+        assert_eq!(c.fired(b), Fired::Partial);
+        let few = Broken {
+            slot: 0,
+            expected: 2,
+            fired: 1,
+        };
+        assert_eq!(c.broken(), Some(few));
+        assert_eq!(c.fired(a), Fired::Complete);
+        assert_eq!(c.broken(), None);
+        let other = c.used(1);
+        let many = Broken {
+            slot: 1,
+            expected: 0,
+            fired: 1,
+        };
+        assert_eq!(c.fired(other), Fired::Unexpected(many));
+        c.abandon();
+        let (a, b) = (c.used(0), c.used(0));
+        assert_eq!(
+            [a, b].map(|u| c.fired(u)),
+            [Fired::Partial, Fired::Complete]
+        );
+    }
+
+    #[test]
+    fn a_first_round_that_broke_off_fixes_nothing() {
+        let mut c = UseCounter::new(1, Expect::AsFirst);
+        let (a, _b) = (c.used(0), c.used(0));
+        c.fired(a);
+        c.abandon();
+        assert!(c.fixed().is_empty());
+        let a = c.used(0);
+        assert_eq!(c.fired(a), Fired::Complete);
+        c.close();
+        assert_eq!(c.fixed(), [1]);
     }
 }

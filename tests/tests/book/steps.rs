@@ -242,6 +242,32 @@ fn a_hook_of_ones_own() {
     });
 }
 
+#[test]
+fn the_same_in_every_step() {
+    fn view(ddp: &Ddp, model: Scalar) -> Result<Scalar> {
+        // ANCHOR: view
+        let config = WrapConfig::new().gradient_as_bucket_view(true);
+        let model = ddp.wrap_with(model, config)?;
+        // ANCHOR_END: view
+        Ok(model)
+    }
+    fn static_graph(ddp: &Ddp, model: Scalar) -> Result<Scalar> {
+        // ANCHOR: static_graph
+        let config = WrapConfig::new().static_graph(true);
+        let model = ddp.wrap_with(model, config)?;
+        // ANCHOR_END: static_graph
+        Ok(model)
+    }
+    ranks(2).run("steps::the_same_in_every_step", |ddp: Ddp| {
+        for wrap in [view, static_graph] {
+            let model = wrap(&ddp, Scalar::new(0.0, &device())).unwrap();
+            let own = [1.0, 3.0][ddp.rank()];
+            let grads = GradientsParams::from_grads(loss_of(&model, &[own]).backward(), &model);
+            assert_eq!(model.gradient(&grads), Some(2.0));
+        }
+    });
+}
+
 // ANCHOR: unfreeze
 struct Unfreeze;
 

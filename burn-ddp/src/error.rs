@@ -275,8 +275,13 @@ thread_local! {
 ///
 /// [`Error::Reducer`]: a peer was lost, the ranks did not match, an operation timed out, or a gradient came too late.
 pub fn try_backward<const D: usize>(loss: &Tensor<D>) -> Result<Gradients, Error> {
+    catch(|| loss.backward())
+}
+
+/// Runs `f`, in which backward passes may fail.
+pub(crate) fn catch<R>(f: impl FnOnce() -> R) -> Result<R, Error> {
     let outer = CATCHING.replace(true);
-    let result = panic::catch_unwind(AssertUnwindSafe(|| loss.backward()));
+    let result = panic::catch_unwind(AssertUnwindSafe(f));
     CATCHING.set(outer);
     result.map_err(|payload| match payload.downcast::<BackwardPanic>() {
         Ok(ours) => ours.0.into(),

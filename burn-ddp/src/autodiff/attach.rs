@@ -29,8 +29,8 @@ pub(crate) struct WrapContext<'a> {
     pub(crate) config: WrapConfig,
 }
 
-/// Wraps `model`; collective.
-pub(crate) fn wrap<M: Module>(model: M, context: &WrapContext<'_>) -> Result<M, Error> {
+/// Wraps `model`; collective. With it its hooks, to attach them again to a copy that has lost them.
+pub(crate) fn wrap<M: Module>(model: M, context: &WrapContext<'_>) -> Result<(M, Hooks), Error> {
     let group = context.group;
     let rank = group.rank();
     let rule = context.config.rule();
@@ -70,6 +70,7 @@ pub(crate) fn wrap<M: Module>(model: M, context: &WrapContext<'_>) -> Result<M, 
         ladder: Ladder::new(session.rungs(), &survey.device),
         session: session.clone(),
         paths: Vec::new(),
+        hooks: Hooks::default(),
     };
     let model = model.apply_reparameterization(&mut attach);
     model.visit(&mut MeetHooks);
@@ -78,7 +79,7 @@ pub(crate) fn wrap<M: Module>(model: M, context: &WrapContext<'_>) -> Result<M, 
             rank,
             path: attach.paths.swap_remove(occurrence),
         }),
-        None => Ok(model),
+        None => Ok((model, attach.hooks)),
     };
     together(&**group, attached)
 }
@@ -275,6 +276,31 @@ struct Attach {
     ladder: Ladder,
     /// Module path of each occurrence.
     paths: Vec<String>,
+    hooks: Hooks,
+}
+
+/// The hooks of a wrapped model by module path.
+#[derive(Debug, Default)]
+pub(crate) struct Hooks(HashMap<String, ParamHook>);
+
+impl Hooks {
+    /// Hooks `model`, a plain copy of the wrapped one with the same parameter ids. Local, and free of copies.
+    #[cfg(feature = "train")]
+    pub(crate) fn attach<M: Module>(&self, model: M) -> M {
+        model.apply_reparameterization(self)
+    }
+}
+
+impl Reparameterizer for &Hooks {
+    type Reparam = ParamHook;
+
+    fn reparameterize<const D: usize>(
+        &mut self,
+        path: &str,
+        param: Param<Tensor<D>>,
+    ) -> (Param<Tensor<D>>, Option<ParamHook>) {
+        (param, self.0.get(path).cloned())
+    }
 }
 
 impl Reparameterizer for &mut Attach {
@@ -299,6 +325,7 @@ impl Reparameterizer for &mut Attach {
             occurrence,
             _alive: alive,
         };
+        self.hooks.0.insert(path.to_string(), hook.clone());
         let id = self.session.id(occurrence);
         let param = if param.id == id {
             param

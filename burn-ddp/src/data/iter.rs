@@ -21,6 +21,19 @@ pub(super) enum Feed<O> {
     Workers(Vec<Receiver<Result<O, DatasetError>>>),
 }
 
+#[cfg(feature = "train")]
+thread_local! {
+    static VALID: std::cell::Cell<Option<usize>> = const { std::cell::Cell::new(None) };
+}
+
+/// How many items of the batch that a loader of ours has just handed to this thread are real; `None` if none has since the last call.
+///
+/// For those that have the loader as Burn's `DataLoader`, whose batches bear no marks.
+#[cfg(feature = "train")]
+pub(crate) fn take_valid() -> Option<usize> {
+    VALID.take()
+}
+
 /// This rank's batches of one pass, in order. Ends after the first error.
 pub struct Batches<O> {
     feed: Feed<O>,
@@ -46,6 +59,14 @@ impl<O> Batches<O> {
             position,
             ticket,
         }
+    }
+
+    /// Number of items of a batch, and how many of them are real.
+    fn lengths(&self, batch: usize) -> (usize, usize) {
+        let samples = self.pass.samples(batch);
+        samples.fold((0, 0), |(len, valid), sample| {
+            (len + 1, valid + usize::from(!sample.padding))
+        })
     }
 
     fn fetch(&self, batch: usize) -> Result<O, DatasetError> {
@@ -74,6 +95,8 @@ impl<O> Iterator for Batches<O> {
         }
         let result = self.fetch(self.next);
         if result.is_ok() {
+            #[cfg(feature = "train")]
+            VALID.set(Some(self.lengths(self.next).1));
             self.next += 1;
             self.position
                 .advance(self.ticket, self.pass.cursor_after(self.next));
@@ -122,13 +145,7 @@ impl<O> Iterator for MarkedBatches<O> {
         let index = self.0.next;
         let batch = self.0.next()?;
         Some(batch.map(|batch| {
-            let (len, valid) = self
-                .0
-                .pass
-                .samples(index)
-                .fold((0, 0), |(len, valid), sample| {
-                    (len + 1, valid + usize::from(!sample.padding))
-                });
+            let (len, valid) = self.0.lengths(index);
             MarkedBatch { batch, len, valid }
         }))
     }

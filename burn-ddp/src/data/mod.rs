@@ -15,6 +15,8 @@ mod stream;
 mod worker;
 
 pub use error::DataError;
+#[cfg(feature = "train")]
+pub(crate) use iter::take_valid;
 pub use iter::{Batches, MarkedBatch, MarkedBatches};
 pub use loader::{DistributedLoader, LoaderBuilder, LoaderState};
 pub use sampler::{Sample, Shard, ShardedSampler, Tail};

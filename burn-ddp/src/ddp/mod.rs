@@ -7,7 +7,7 @@ pub use stats::Stats;
 
 use crate::{
     autodiff::{
-        attach::{self, WrapContext},
+        attach::{self, Hooks, WrapContext},
         sessions::{Sessions, SyncSwitch},
     },
     config::WrapConfig,
@@ -241,6 +241,15 @@ impl Ddp {
     ///
     /// As for `wrap`.
     pub fn wrap_with<M: Module>(&self, model: M, config: WrapConfig) -> Result<M, Error> {
+        Ok(self.wrap_hooked(model, config)?.0)
+    }
+
+    /// The wrapped model and its hooks. Collective.
+    pub(crate) fn wrap_hooked<M: Module>(
+        &self,
+        model: M,
+        config: WrapConfig,
+    ) -> Result<(M, Hooks), Error> {
         let context = WrapContext {
             group: &self.inner.root,
             switch: &self.inner.switch,

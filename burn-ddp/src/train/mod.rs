@@ -2,8 +2,11 @@
 
 pub mod checkpoint;
 mod clip;
+#[cfg(feature = "train")]
+pub mod learner;
 mod loss_scaler;
 mod lr;
+mod mean;
 mod optimizer_error;
 mod params;
 mod zero;
@@ -12,5 +15,6 @@ pub use checkpoint::{Checkpoint, CheckpointManager, Snapshot};
 pub use clip::Norm;
 pub use loss_scaler::LossScaler;
 pub use lr::LinearScaling;
+pub use mean::Mean;
 pub use optimizer_error::OptimizerError;
 pub use zero::{StateBytes, ZeroRedundancyOptimizer};

@@ -2,7 +2,8 @@ use crate::data::DataError;
 use crate::device::DeviceError;
 use burn::data::dataset::DatasetError;
 use burn::store::RecordError;
-use std::path::PathBuf;
+use burn::train::TrainingError;
+use std::{path::PathBuf, sync::Arc};
 
 /// Why an example stopped.
 #[derive(Debug, thiserror::Error)]
@@ -18,6 +19,10 @@ pub enum Error {
     /// A data loader could not produce a batch.
     #[error("cannot load a batch: {0}")]
     Batch(#[from] DatasetError),
+
+    /// Burn's learner stopped before its last epoch.
+    #[error("the training stopped: {0}")]
+    Training(Arc<TrainingError>),
 
     /// The command line asks for something that cannot be trained.
     #[error("{0}")]

@@ -7,11 +7,13 @@ use burn::data::{
     dataset::{Dataset, DatasetError},
 };
 use burn::module::{Module, Param};
+use burn::nn::{BatchNorm, BatchNormConfig};
 use burn::optim::{ModuleOptimizer, SgdConfig, momentum::MomentumConfig};
 use burn::prelude::*;
 use burn::train::{
     ClassificationOutput, InferenceStep, Interrupter, Learner, LearningResult,
-    MetricEarlyStoppingStrategy, StoppingCondition, SupervisedTraining, TrainOutput, TrainStep,
+    MetricEarlyStoppingStrategy, RegressionOutput, StoppingCondition, SupervisedTraining,
+    TrainOutput, TrainStep,
     metric::{
         AccuracyMetric, LossMetric,
         store::{Aggregate, Direction, Split},
@@ -22,7 +24,7 @@ use burn_ddp::{
     data::{LoaderBuilder, Tail},
     train::Mean,
 };
-use burn_ddp_tests::{in_rank, oracle::floats, ranks};
+use burn_ddp_tests::{Ending, in_rank, oracle::floats, ranks};
 use std::{
     fs,
     path::{Path, PathBuf},
@@ -59,6 +61,8 @@ static ITEMS: Mutex<Vec<Vec<f32>>> = Mutex::new(Vec::new());
 static DDP: OnceLock<Ddp> = OnceLock::new();
 /// Whom to stop, in which step (from 1).
 static STOP: Mutex<Option<(Interrupter, usize)>> = Mutex::new(None);
+/// The step, from 1, in which this process ends.
+static DIE: Mutex<Option<usize>> = Mutex::new(None);
 
 impl TrainStep for Model {
     type Input = Tensor<1>;
@@ -70,6 +74,9 @@ impl TrainStep for Model {
             .unwrap()
             .push(DDP.get().unwrap().stats().rounds);
         ITEMS.lock().unwrap().push(floats(batch.clone()));
+        if *DIE.lock().unwrap() == Some(ROUNDS.lock().unwrap().len()) {
+            std::process::exit(7);
+        }
         let output = self.output(batch, 1.0);
         let grads = output.loss.backward();
         if let Some((interrupter, step)) = &*STOP.lock().unwrap()
@@ -397,6 +404,88 @@ fn a_resumed_training_is_the_uninterrupted_one() {
             let file = format!("{name}-{epoch}.bpk");
             assert!(found.contains(&file), "{found:?}");
         }
+    }
+}
+
+/// A batch normalization before the weight of [`Model`].
+#[derive(Module, Debug)]
+struct Normed {
+    norm: BatchNorm,
+    w: Param<Tensor<1>>,
+}
+
+impl TrainStep for Normed {
+    type Input = Tensor<1>;
+    type Output = RegressionOutput;
+
+    fn step(&self, batch: Tensor<1>) -> TrainOutput<RegressionOutput> {
+        let x = self.norm.forward(batch.unsqueeze_dim::<2>(1));
+        let output = x * self.w.val().unsqueeze();
+        let loss = output.clone().mean();
+        let grads = loss.backward();
+        TrainOutput::new(
+            self,
+            grads,
+            RegressionOutput::new(loss, output.clone(), output),
+        )
+    }
+}
+
+impl InferenceStep for Normed {
+    type Input = Tensor<1>;
+    type Output = ();
+
+    fn step(&self, _: Tensor<1>) {}
+}
+
+/// Batches with the means 2 and 8: one step from 0 gives 0.2 and 0.8.
+#[test]
+fn running_statistics_are_those_of_all_ranks() {
+    let runs = ranks(2).run("running_statistics_are_those_of_all_ranks", |ddp| {
+        let directory = tempfile::tempdir().unwrap();
+        let device = Device::flex().autodiff();
+        let model = Normed {
+            norm: BatchNormConfig::new(1).init(&device),
+            w: Param::from_tensor(Tensor::ones([1], &device)),
+        };
+        let train = loader(&ddp, &[1.0, 3.0, 7.0, 9.0]).batch_size(2);
+        let valid = loader(&ddp, &[1.0]).tail(Tail::Exact).build().unwrap();
+        let loaders = (Arc::new(train.build().unwrap()), Arc::new(valid));
+        let result = SupervisedTraining::<Normed>::new(directory.path(), loaders.0, loaders.1)
+            .metric_train_numeric(LossMetric::new())
+            .with_training_strategy(ddp.strategy())
+            .launch(Learner::new(model, SgdConfig::new().init(), 0.5));
+        assert!(result.error.is_none());
+        ddp.check_replicas(&result.model).unwrap();
+        floats(result.model.norm.running_mean.value())[0]
+    });
+    for mean in runs.into_iter().flatten() {
+        assert!((mean - 0.5).abs() < 1e-6, "{mean}");
+    }
+}
+
+#[test]
+fn a_rank_that_dies_is_an_error_of_the_others() {
+    let test = "a_rank_that_dies_is_an_error_of_the_others";
+    let runs = ranks(2).run_raw(test, || {
+        let ddp = Ddp::from_env().unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let training = training(&ddp, directory.path(), loader(&ddp, &[1.0; 8]), &[1.0]);
+        if ddp.rank() == 1 {
+            *DIE.lock().unwrap() = Some(3);
+        }
+        outcome(training.launch(learner(1.0)))
+    });
+    for run in runs {
+        let [
+            (Ending::Exit(0), Some((weight, error))),
+            (Ending::Exit(7), None),
+        ] = &run[..]
+        else {
+            panic!("{run:?}")
+        };
+        assert_eq!(*weight, -2.0);
+        assert!(error.as_deref().unwrap().contains("rank 1"), "{error:?}");
     }
 }
 

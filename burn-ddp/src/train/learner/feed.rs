@@ -7,11 +7,17 @@ use burn::data::{
 };
 
 pub(super) struct Batch<I> {
-    pub(super) item: I,
-    /// Items that are no padding, where the loader says so.
-    pub(super) valid: Option<usize>,
+    pub(super) input: I,
+    pub(super) place: Place,
+}
+
+/// Where a batch stands in its pass.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Place {
     /// Items of the pass up to and with this batch.
     pub(super) processed: usize,
+    /// Items that are no padding, which come first, where the loader says so.
+    pub(super) valid: Option<usize>,
 }
 
 type Next<I> = Option<Result<Batch<I>, DatasetError>>;
@@ -49,10 +55,7 @@ impl<'a, I> Feed<'a, I> {
         let next = self.iterator.next()?;
         let valid = take_valid();
         let processed = self.iterator.progress().items_processed;
-        Some(next.map(|item| Batch {
-            item,
-            valid,
-            processed,
-        }))
+        let place = Place { processed, valid };
+        Some(next.map(|input| Batch { input, place }))
     }
 }

@@ -74,13 +74,16 @@ pub struct Pack {
 
 impl Pack {
     /// Of `output`, the first `valid` samples; all of them if `None`.
-    pub(super) fn of(output: impl GatherOutput, valid: Option<usize>) -> Self {
+    pub(super) fn of(output: Result<impl GatherOutput, String>, valid: Option<usize>) -> Self {
         let mut pack = Self {
             samples: valid,
             parts: Vec::new(),
             failure: None,
         };
-        output.pack(&mut pack);
+        match output {
+            Ok(output) => output.pack(&mut pack),
+            Err(cause) => pack.failure = Some(cause),
+        }
         pack
     }
 
@@ -322,3 +325,7 @@ impl GatherOutput for () {
         Ok(())
     }
 }
+
+#[cfg(test)]
+#[path = "output_tests.rs"]
+mod tests;

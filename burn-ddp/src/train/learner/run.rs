@@ -4,10 +4,11 @@ use super::{
     board::Metrics,
     error::LearnerError,
     exchange::{Exchange, Lengths, Output, State, Verdict},
-    feed::{Batch, Feed},
+    feed::{Batch, Feed, Place},
     output::{GatherOutput, Pack},
 };
 use crate::{Ddp, Error, WrapConfig, autodiff::attach::Hooks, error::catch};
+use burn::optim::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::train::{
     CloneEarlyStoppingStrategy, InferenceStep, Interrupter, Learner, LearnerModel,
     LearningCheckpointer, TrainLoader, TrainOutput, TrainStep, ValidLoader,
@@ -15,6 +16,35 @@ use burn::train::{
 };
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
+
+type TrainInput<M> = <M as TrainStep>::Input;
+
+/// Steps whose outputs rank 0 has not seen yet. They stay on the device until then, so that it has the time of loading a batch to finish them.
+struct Steps<T> {
+    outputs: Vec<(Place, Result<T, String>)>,
+    rates: Vec<ModuleLearningRate>,
+}
+
+impl<T: GatherOutput> Steps<T> {
+    fn new() -> Self {
+        let (outputs, rates) = (Vec::new(), Vec::new());
+        Self { outputs, rates }
+    }
+
+    fn push(&mut self, place: Place, output: T) {
+        // Lets go of the graph.
+        let output = output.sync().map_err(|error| error.to_string());
+        self.outputs.push((place, output));
+    }
+
+    fn read(&mut self) -> Vec<Output> {
+        let read = |(place, output): (Place, _)| Output {
+            processed: place.processed,
+            pack: Pack::of(output, place.valid),
+        };
+        self.outputs.drain(..).map(read).collect()
+    }
+}
 
 /// What is asked for.
 pub(super) struct Plan<M: LearnerModel> {
@@ -79,6 +109,12 @@ where
                 && self.valid_epoch(&exchange, epoch)?
                 && self.close_epoch(&exchange, &mut plan, epoch)?;
             if !go_on {
+                if let (true, Some(stop)) =
+                    (exchange.is_main(), exchange.interrupter.interruption())
+                {
+                    let reason = stop.reason.as_deref().unwrap_or("reason unknown");
+                    tracing::info!("training interrupted: {reason}");
+                }
                 break;
             }
         }
@@ -137,26 +173,22 @@ where
         let mut board = self.metrics.begin(exchange, Split::Train, epoch);
         let loader = self.train.clone();
         let mut feed = Feed::new(&*loader);
-        let (mut outputs, mut rates) = (Vec::new(), Vec::new());
+        let mut steps = Steps::new();
         let go_on = loop {
-            let (state, closing) =
-                self.open_window(exchange, hooks, &mut feed, &mut outputs, &mut rates)?;
-            let (verdict, gathered) = exchange.agree(state, &outputs, Lengths::Equal)?;
+            let (state, closing) = self.open_window(exchange, hooks, &mut feed, &mut steps)?;
+            let (verdict, gathered) = exchange.agree(state, &steps.read(), Lengths::Equal)?;
+            let rates = std::mem::take(&mut steps.rates);
             self.metrics.show(exchange, &mut board, gathered, &rates);
-            outputs.clear();
-            rates.clear();
             let batch = match (verdict, closing) {
                 (Verdict::Step, Some(batch)) => batch,
                 (Verdict::End, _) => break true,
                 _ => break false,
             };
-            let (processed, valid) = (batch.processed, batch.valid);
-            let TrainOutput { grads, item } = self.step(hooks, batch.item)?;
+            let TrainOutput { grads, item } = self.step(hooks, batch.input)?;
             self.learner.lr_step();
             self.learner.optimizer_step(grads);
-            let pack = Pack::of(item, valid);
-            outputs.push(Output { processed, pack });
-            rates.push(self.learner.lr_current());
+            steps.push(batch.place, item);
+            steps.rates.push(self.learner.lr_current());
         };
         self.metrics.end(exchange, &Split::Train, epoch);
         if go_on {
@@ -167,15 +199,13 @@ where
     }
 
     /// Makes the passes of an accumulation window before the closing one, which need no other rank. The batch of that one, if there is one.
-    #[allow(clippy::type_complexity)]
     fn open_window(
         &self,
         exchange: &Exchange,
         hooks: &Hooks,
-        feed: &mut Feed<'_, <M as TrainStep>::Input>,
-        outputs: &mut Vec<Output>,
-        rates: &mut Vec<burn::optim::lr_scheduler::module_lr_scheduler::ModuleLearningRate>,
-    ) -> Result<(State, Option<Batch<<M as TrainStep>::Input>>), LearnerError> {
+        feed: &mut Feed<'_, TrainInput<M>>,
+        steps: &mut Steps<<M as TrainStep>::Output>,
+    ) -> Result<(State, Option<Batch<TrainInput<M>>>), LearnerError> {
         let mut batches = 0;
         loop {
             if let Some(state) = exchange.stopped() {
@@ -193,23 +223,21 @@ where
             if batches >= self.window || feed.is_last() {
                 return Ok((State::Ready { batches }, Some(batch)));
             }
-            let (processed, valid) = (batch.processed, batch.valid);
             let guard = self.ddp.no_sync();
-            let TrainOutput { item, .. } = self.step(hooks, batch.item)?;
+            let TrainOutput { item, .. } = self.step(hooks, batch.input)?;
             drop(guard);
-            let pack = Pack::of(item, valid);
-            outputs.push(Output { processed, pack });
-            rates.push(self.learner.lr_current());
+            steps.push(batch.place, item);
+            steps.rates.push(self.learner.lr_current());
         }
     }
 
     fn step(
         &self,
         hooks: &Hooks,
-        item: <M as TrainStep>::Input,
+        input: TrainInput<M>,
     ) -> Result<TrainOutput<<M as TrainStep>::Output>, LearnerError> {
         let model = hooks.attach(self.learner.model());
-        Ok(catch(|| TrainStep::step(&model, item))?)
+        Ok(catch(|| TrainStep::step(&model, input))?)
     }
 
     fn valid_epoch(&mut self, exchange: &Exchange, epoch: usize) -> Result<bool, LearnerError> {
@@ -217,7 +245,7 @@ where
         let model = self.learner.model().valid();
         let loader = self.valid.clone();
         let mut feed = Feed::new(&*loader);
-        let mut outputs = Vec::new();
+        let mut steps = Steps::new();
         let go_on = loop {
             let batch = feed.next();
             let (state, batch) = match batch {
@@ -229,19 +257,15 @@ where
                 None => (State::Ended, None),
             };
             let state = exchange.stopped().unwrap_or(state);
-            let (verdict, gathered) = exchange.agree(state, &outputs, Lengths::Any)?;
+            let (verdict, gathered) = exchange.agree(state, &steps.read(), Lengths::Any)?;
             self.metrics.show(exchange, &mut board, gathered, &[]);
-            outputs.clear();
             match verdict {
                 Verdict::Step => {}
                 Verdict::End => break true,
                 Verdict::Stop => break false,
             }
-            if let Some(batch) = batch {
-                let processed = batch.processed;
-                let item = InferenceStep::step(&model, batch.item);
-                let pack = Pack::of(item, batch.valid);
-                outputs.push(Output { processed, pack });
+            if let Some(Batch { input, place }) = batch {
+                steps.push(place, InferenceStep::step(&model, input));
             }
         };
         self.metrics.end(exchange, &Split::Valid, epoch);

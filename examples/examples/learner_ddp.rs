@@ -73,7 +73,6 @@ struct Args {
     out: PathBuf,
 }
 
-// ANCHOR: model
 #[derive(Module, Debug)]
 struct Model {
     first: Conv2d,
@@ -129,7 +128,6 @@ impl InferenceStep for Model {
         self.classify(batch.images, batch.labels)
     }
 }
-// ANCHOR_END: model
 
 fn main() -> ExitCode {
     let args = Args::parse();

@@ -8,7 +8,7 @@ use burn::optim::momentum::MomentumConfig;
 use burn::optim::{GradientsParams, ModuleOptimizer, SgdConfig};
 use burn::prelude::*;
 use burn_ddp::data::{DistributedLoader, LoaderBuilder, LoaderState, MarkedBatch, Tail};
-use burn_ddp::{Ddp, Launcher, ReduceOp, try_backward};
+use burn_ddp::{Ddp, Launcher, train::Mean, try_backward};
 use burn_ddp_tests::{Ending, launched, oracle::floats, ranks};
 use std::{error::Error, fs, path::Path};
 
@@ -131,31 +131,27 @@ fn a_closure_without_sync() {
 fn evaluate(ddp: &Ddp, model: &Model, loader: &DistributedLoader<Tensor<1>>) -> Result<f64> {
     // ANCHOR: evaluate
     let model = model.valid();
-    let mut sums = [0.0, 0.0]; // of the errors, and of the items
+    let mut error = Mean::default(); // a sum and a count
     for batch in loader.iter() {
         let batch = batch?;
         let [items] = batch.dims();
-        sums[0] += model.forward(batch).sum().into_scalar::<f64>();
-        sums[1] += items as f64;
+        error.add(model.forward(batch).sum().into_scalar(), items);
     }
-    ddp.all_reduce(&mut sums, ReduceOp::Sum)?;
-    let mean_error = sums[0] / sums[1];
+    let mean_error = error.reduce(ddp)?; // of all ranks; `None` if there is no item at all
     // ANCHOR_END: evaluate
-    Ok(mean_error)
+    Ok(mean_error.unwrap())
 }
 
 fn evaluate_padded(ddp: &Ddp, model: &Model, loader: &DistributedLoader<Tensor<1>>) -> Result<f64> {
-    let mut sums = [0.0, 0.0];
+    let mut error = Mean::default();
     // ANCHOR: marked
     for batch in loader.iter_marked() {
         let MarkedBatch { batch, valid, .. } = batch?;
         let errors: Vec<f32> = model.forward(batch).into_data().try_to_vec()?;
-        sums[0] += errors[..valid].iter().sum::<f32>() as f64;
-        sums[1] += valid as f64;
+        error.extend(errors[..valid].iter().copied().map(f64::from));
     }
     // ANCHOR_END: marked
-    ddp.all_reduce(&mut sums, ReduceOp::Sum)?;
-    Ok(sums[0] / sums[1])
+    Ok(error.reduce(ddp)?.unwrap())
 }
 
 /// The items 0 to 6 on three ranks, weight 2: a mean of 2 * 3. The seventh item pads two ranks with the items 0 and 1.

@@ -5,6 +5,7 @@
 mod checkpoints;
 mod cluster;
 mod code;
+mod learner;
 mod messages;
 mod optimizers;
 mod pages;

@@ -98,9 +98,11 @@ fn the_code_in_the_pages_is_the_code_that_runs() {
         }
     }
     for file in [
+        "examples/examples/learner_ddp.rs",
         "examples/examples/resnet_ddp.rs",
         "tests/tests/book/checkpoints.rs",
         "tests/tests/book/code.rs",
+        "tests/tests/book/learner.rs",
         "tests/tests/book/optimizers.rs",
     ] {
         for line in read(file).lines() {

@@ -235,7 +235,7 @@ impl Unpack {
 #[non_exhaustive]
 pub enum UnpackError {
     /// A rank could not read a tensor of its output.
-    #[error("a tensor of a step's output cannot be read: {cause}")]
+    #[error("a rank cannot compute or read a tensor of a step's output: {cause}")]
     Read {
         /// The backend's words.
         cause: String,

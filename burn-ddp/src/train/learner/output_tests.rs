@@ -134,9 +134,8 @@ impl<const MORE: bool> GatherOutput for Wrong<MORE> {
     }
 
     fn unpack(parts: &mut Unpack) -> Result<Self, UnpackError> {
-        match MORE {
-            true => parts.tensor::<2, burn::tensor::Float>().map(drop)?,
-            false => {}
+        if MORE {
+            parts.tensor::<2, burn::tensor::Float>()?;
         }
         parts.tensor::<1, burn::tensor::Float>()?;
         Ok(Self)

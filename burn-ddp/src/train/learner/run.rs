@@ -19,6 +19,9 @@ use std::sync::Arc;
 
 type TrainInput<M> = <M as TrainStep>::Input;
 
+/// Where a rank stands before the last pass of a window, and the batch for that pass.
+type Opened<M> = (State, Option<Batch<TrainInput<M>>>);
+
 /// Steps whose outputs rank 0 has not seen yet. They stay on the device until then, so that it has the time of loading a batch to finish them.
 struct Steps<T> {
     outputs: Vec<(Place, Result<T, String>)>,
@@ -205,7 +208,7 @@ where
         hooks: &Hooks,
         feed: &mut Feed<'_, TrainInput<M>>,
         steps: &mut Steps<<M as TrainStep>::Output>,
-    ) -> Result<(State, Option<Batch<TrainInput<M>>>), LearnerError> {
+    ) -> Result<Opened<M>, LearnerError> {
         let mut batches = 0;
         loop {
             if let Some(state) = exchange.stopped() {

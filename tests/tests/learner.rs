@@ -464,6 +464,59 @@ fn running_statistics_are_those_of_all_ranks() {
     }
 }
 
+/// Two fields with one parameter, and one that rank 1 alone uses.
+#[derive(Module, Debug)]
+struct Tied {
+    a: Param<Tensor<1>>,
+    b: Param<Tensor<1>>,
+    c: Param<Tensor<1>>,
+}
+
+impl TrainStep for Tied {
+    type Input = Tensor<1>;
+    type Output = ();
+
+    fn step(&self, x: Tensor<1>) -> TrainOutput<()> {
+        let mut loss = x.clone() * self.a.val() + x.clone() * self.b.val();
+        if !DDP.get().unwrap().is_main() {
+            loss = loss + x * self.c.val();
+        }
+        TrainOutput::new(self, loss.mean().backward(), ())
+    }
+}
+
+impl InferenceStep for Tied {
+    type Input = Tensor<1>;
+    type Output = ();
+
+    fn step(&self, _: Tensor<1>) {}
+}
+
+/// x is 1 on rank 0 and 3 on rank 1: gradients of 2 * 2 for what is tied and of 3 / 2 for the rest, in each of two steps.
+#[test]
+fn tied_fields_and_those_of_one_rank() {
+    let runs = ranks(2).run("tied_fields_and_those_of_one_rank", |ddp| {
+        DDP.set(ddp.clone()).unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let device = Device::flex().autodiff();
+        let zero = || Param::from_tensor(Tensor::zeros([1], &device));
+        let (a, c) = (zero(), zero());
+        let model = Tied { b: a.clone(), a, c };
+        let loaders = [(); 2].map(|()| Arc::new(loader(&ddp, &[1.0, 3.0]).build().unwrap()));
+        let [train, valid] = loaders;
+        let result = SupervisedTraining::<Tied>::new(directory.path(), train, valid)
+            .num_epochs(2)
+            .with_training_strategy(ddp.strategy())
+            .launch(Learner::new(model, SgdConfig::new().init(), 1.0));
+        assert!(result.error.is_none());
+        let Tied { a, b, c } = result.model;
+        [a, b, c].map(|w| floats(w.val())[0])
+    });
+    for weights in runs.into_iter().flatten() {
+        assert_eq!(weights, [-8.0, -8.0, -3.0]);
+    }
+}
+
 #[test]
 fn a_rank_that_dies_is_an_error_of_the_others() {
     let test = "a_rank_that_dies_is_an_error_of_the_others";

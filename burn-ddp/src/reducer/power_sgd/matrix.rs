@@ -66,13 +66,12 @@ fn dot<T: Real>(a: &[T], b: &[T]) -> T {
     sums.into_iter().fold(rest, |a, b| a + b)
 }
 
-/// `left` (k x n, transposed) from `matrix` (n x m) and `right` (k x m, transposed): `left = (matrix * right^T)^T`.
-pub(super) fn project<T: Real>(matrix: &[T], right: &[T], left: &mut [T], m: usize) {
-    let n = matrix.len() / m;
-    for (i, row) in matrix.chunks_exact(m).enumerate() {
-        for (k, right) in right.chunks_exact(m).enumerate() {
-            left[k * n + i] = dot(row, right);
-        }
+/// Column `i` of `left` (k x n) from row `i` of a matrix (n x m) and `right` (k x m): `left = right * matrix^T`.
+pub(super) fn project_row<T: Real>(row: &[T], right: &[T], left: &mut [T], i: usize) {
+    let m = row.len();
+    let n = left.len() / (right.len() / m);
+    for (k, right) in right.chunks_exact(m).enumerate() {
+        left[k * n + i] = dot(row, right);
     }
 }
 
@@ -144,7 +143,8 @@ mod tests {
         let matrix = [1.0_f32, 2.0, 3.0, 4.0, 5.0, 6.0];
         let right = [1.0, 0.0, -1.0, 2.0, 1.0, 0.0];
         let mut left = [0.0; 4];
-        project(&matrix, &right, &mut left, 3);
+        project_row(&matrix[..3], &right, &mut left, 0);
+        project_row(&matrix[3..], &right, &mut left, 1);
         assert_eq!(left, [-2.0, -2.0, 4.0, 13.0]);
         let mut back = [7.0; 6];
         project_back(&matrix, &left, &mut back, 3);
@@ -159,7 +159,7 @@ mod tests {
     fn long_rows_are_summed_whole() {
         let a: Vec<f64> = (0..37).map(f64::from).collect();
         let mut left = [0.0];
-        project(&a, &a, &mut left, 37);
+        project_row(&a, &a, &mut left, 0);
         assert_eq!(left[0], (0..37).map(|x| f64::from(x * x)).sum::<f64>());
     }
 

@@ -12,9 +12,10 @@ use super::{
     elements::{narrow, widen},
 };
 use crate::group::{DType, GroupError, ReduceOp};
-use matrix::{Real, orthonormalize, product_row, project, project_back};
+use matrix::{Real, orthonormalize, product_row, project_back, project_row};
 use state::{Kept, Matrix, fill_empty_rows};
 use std::{
+    borrow::Cow,
     collections::BTreeMap,
     ops::Range,
     sync::{Mutex, MutexGuard, PoisonError},
@@ -125,13 +126,18 @@ impl PowerSgdHook {
         let mut message: Vec<T> = Vec::new();
         for parameter in &plain {
             let gradient = &bucket.data()[parameter.range.clone()];
-            message.extend(read::<T>(gradient, bucket.dtype()));
+            message.extend_from_slice(&read::<T>(gradient, bucket.dtype()));
         }
         let plain_elements = message.len();
-        for matrix in &low_rank {
+        for matrix in &mut low_rank {
             let start = message.len();
             message.resize(start + matrix.n * matrix.right.len() / matrix.m, T::ZERO);
-            project(&matrix.sum, &matrix.right, &mut message[start..], matrix.m);
+            let gradient = &bucket.data()[matrix.range.clone()];
+            matrix.add_and_project(
+                &read(gradient, bucket.dtype()),
+                T::of(bucket.factor()),
+                &mut message[start..],
+            );
         }
         let all_reduce = |message: &mut [T]| match message.is_empty() {
             true => Ok(()),
@@ -196,10 +202,6 @@ impl PowerSgdHook {
             if sum.len() != n * m {
                 sum = vec![T::ZERO; n * m];
             }
-            let gradient = &bucket.data()[parameter.range.clone()];
-            for (sum, x) in sum.iter_mut().zip(read::<T>(gradient, bucket.dtype())) {
-                *sum += x * T::of(bucket.factor());
-            }
             let mut right = std::mem::take(&mut kept.factor);
             right.resize(k * m, T::ZERO);
             // Rows that are lost because the gradient had fewer dimensions get another chance, also those that only show to depend on others.
@@ -227,7 +229,7 @@ struct LowRank<'a, T> {
     range: Range<usize>,
     n: usize,
     m: usize,
-    /// Gradient and error memory; after [`decompress`](Self::decompress) the new error memory.
+    /// The error memory; from [`add_and_project`](Self::add_and_project) to [`decompress`](Self::decompress) the gradient with it.
     sum: Vec<T>,
     /// k x n.
     left: Vec<T>,
@@ -236,6 +238,17 @@ struct LowRank<'a, T> {
 }
 
 impl<T: Real> LowRank<'_, T> {
+    /// Adds the gradient to the error memory and multiplies the sum with the right factor, in one pass over the memory.
+    fn add_and_project(&mut self, gradient: &[T], factor: T, left: &mut [T]) {
+        let rows = self.sum.chunks_exact_mut(self.m);
+        for (i, (sum, gradient)) in rows.zip(gradient.chunks_exact(self.m)).enumerate() {
+            for (sum, x) in sum.iter_mut().zip(gradient) {
+                *sum += *x * factor;
+            }
+            project_row(sum, &self.right, left, i);
+        }
+    }
+
     /// Replaces the gradient by the product of the factors; `false` if that is not finite.
     fn decompress(&mut self, data: &mut [u8], dtype: DType, factor: f64) -> bool {
         let finite = |x: &T| x.to_f64().is_finite();
@@ -251,8 +264,8 @@ impl<T: Real> LowRank<'_, T> {
                 }
             } else {
                 // Only the error memory of before is kept.
-                for (sum, x) in sum.iter_mut().zip(read::<T>(data, dtype)) {
-                    let before = *sum - x * T::of(factor);
+                for (sum, x) in sum.iter_mut().zip(&*read::<T>(data, dtype)) {
+                    let before = *sum - *x * T::of(factor);
                     *sum = if finite(&before) { before } else { T::ZERO };
                 }
                 product.fill(T::of(f64::NAN));
@@ -264,18 +277,15 @@ impl<T: Real> LowRank<'_, T> {
 }
 
 /// Elements of `dtype`, in the type in which they are compressed.
-fn read<T: Real>(bytes: &[u8], dtype: DType) -> Vec<T> {
+fn read<T: Real>(bytes: &[u8], dtype: DType) -> Cow<'_, [T]> {
     if dtype == T::DTYPE {
-        return bytemuck::pod_collect_to_vec(bytes);
+        let aligned = bytemuck::try_cast_slice(bytes).ok().map(Cow::Borrowed);
+        return aligned.unwrap_or_else(|| Cow::Owned(bytemuck::pod_collect_to_vec(bytes)));
     }
     let mut elements = vec![T::ZERO; bytes.len() / dtype.size()];
-    widen(
-        bytes,
-        dtype,
-        bytemuck::cast_slice_mut(&mut elements),
-        T::DTYPE,
-    );
-    elements
+    let into = bytemuck::cast_slice_mut(&mut elements);
+    widen(bytes, dtype, into, T::DTYPE);
+    Cow::Owned(elements)
 }
 
 /// The inverse of [`read`].

@@ -62,10 +62,10 @@ fn reduce(
     .unwrap();
     let read: Vec<f64> = match dtype {
         DType::F64 => bytemuck::pod_collect_to_vec(&data),
-        _ => super::read::<f32>(&data, dtype)
-            .into_iter()
-            .map(f64::from)
-            .collect(),
+        _ => {
+            let read = super::read::<f32>(&data, dtype);
+            read.iter().copied().map(f64::from).collect()
+        }
     };
     let (vector, matrix) = read.split_at(3);
     (matrix.to_vec(), vector.try_into().unwrap())

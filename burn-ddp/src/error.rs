@@ -115,12 +115,12 @@ pub enum Error {
         /// In Burn's words.
         dtype: String,
     },
-    /// The model's trainable parameters are on several devices.
+    /// The model's trainable parameters are on devices of several backends.
     #[error(
-        "rank {rank}: `{path}` is on another device than the trainable parameters before it: put a model on one device before `wrap`, and use \
-         one process per device"
+        "rank {rank}: `{path}` is on a device of another backend than the trainable parameters before it: Burn's autodiff does not go from one to the other. Put the whole model \
+         on devices of one backend before `wrap`"
     )]
-    SeveralDevices {
+    SeveralBackends {
         /// The rank that reports.
         rank: usize,
         /// Module path of the parameter.

@@ -3,6 +3,7 @@
 use super::{
     hook::ParamHook,
     ladder::Ladder,
+    ops,
     proxy::Proxy,
     session::{Occurrence, Session},
     sessions::{Sessions, SyncSwitch},
@@ -15,10 +16,15 @@ use crate::{
     reducer::{Layout, ParamSpec, Reducer},
     replica,
 };
+use burn::backend::DispatchDevice;
 use burn::module::{Module, ModuleVisitor, Param, ParamId, Reparameterizer};
 use burn::tensor::{Device, Tensor};
 use serde::{Deserialize, Serialize};
-use std::{collections::HashMap, sync::Arc, sync::OnceLock, sync::atomic::AtomicBool};
+use std::{
+    collections::HashMap,
+    mem::{Discriminant, discriminant},
+    sync::{Arc, OnceLock, atomic::AtomicBool},
+};
 
 /// What `wrap` needs of the process.
 pub(crate) struct WrapContext<'a> {
@@ -60,7 +66,7 @@ pub(crate) fn wrap<M: Module>(model: M, context: &WrapContext<'_>) -> Result<(M,
     let session = Session::new(
         rank,
         survey.layout,
-        survey.occurrences,
+        (survey.occurrences, survey.several_devices),
         reducer,
         &context.config,
         context.switch.clone(),
@@ -104,6 +110,7 @@ struct Survey {
     layout: Layout,
     occurrences: Vec<Occurrence>,
     device: Device,
+    several_devices: bool,
 }
 
 impl Survey {
@@ -116,6 +123,7 @@ impl Survey {
             slots: HashMap::new(),
             fields: Vec::new(),
             device: None,
+            several_devices: false,
             error: None,
         };
         model.visit(&mut surveyor);
@@ -126,6 +134,7 @@ impl Survey {
                 layout: surveyor.layout,
                 occurrences: surveyor.occurrences,
                 device,
+                several_devices: surveyor.several_devices,
             }),
         }
     }
@@ -140,7 +149,9 @@ struct Surveyor {
     slots: HashMap<ParamId, usize>,
     /// Of each slot, the first field's id and the number of fields.
     fields: Vec<(ParamId, u64)>,
+    /// Of the first trainable parameter.
     device: Option<Device>,
+    several_devices: bool,
     error: Option<Error>,
 }
 
@@ -178,9 +189,13 @@ impl Surveyor {
             }
         };
         let device = base.device();
-        if trainable && *self.device.get_or_insert(device.clone()) != device {
-            let path = self.path.join(".");
-            return Err(Error::SeveralDevices { rank, path });
+        if trainable {
+            let first = self.device.get_or_insert(device.clone());
+            self.several_devices |= *first != device;
+            if backend(first) != backend(&device) {
+                let path = self.path.join(".");
+                return Err(Error::SeveralBackends { rank, path });
+            }
         }
         let Some(proxy) = Proxy::new::<D>(id, &device) else {
             return Err(Error::NothingToTrain { rank });
@@ -189,12 +204,18 @@ impl Surveyor {
             slot,
             id,
             proxy,
+            device: ops::device(&base),
             seen: AtomicBool::new(false),
             reloaded: AtomicBool::new(false),
             hooks: OnceLock::new(),
         });
         Ok(())
     }
+}
+
+/// What of a device tells its backend from others.
+fn backend(device: &Device) -> Discriminant<DispatchDevice> {
+    discriminant(device.clone().inner().as_dispatch())
 }
 
 /// Whether a parameter is, or may become, one that is trained.

@@ -196,11 +196,28 @@ impl Session {
         drop(reducer);
         self.check_replaced()?;
         let data = self.judge(state, outcome);
-        let Some(device) = state.store.device::<B>() else {
-            return Err(self.changed(0, BackendChanged));
+        let upload = |(slot, data): (usize, Option<TensorData>)| {
+            let Some(data) = data else { return Ok(None) };
+            let device = self.device_of::<B>(state, slot);
+            let device = device.ok_or_else(|| self.changed(slot, BackendChanged))?;
+            Ok(Some(Box::new(B::float_from_data(data, &device)) as Erased))
         };
-        let upload = |data| -> Erased { Box::new(B::float_from_data(data, &device)) };
-        Ok(data.into_iter().map(|d| d.map(upload)).collect())
+        data.into_iter().enumerate().map(upload).collect()
+    }
+
+    /// Where the reduced gradient of a slot belongs. The model may have been moved since `wrap`, which the last gradients tell; what
+    /// this rank has not used yet moves with the others, unless the model is spread over several devices.
+    fn device_of<B: Backend>(&self, state: &State, slot: usize) -> Option<B::Device> {
+        let at_wrap = || {
+            let mut fields = self.occurrences.iter().filter(|o| o.slot == slot);
+            let device = fields.next()?.device.get()?;
+            device.downcast_ref::<B::Device>().cloned()
+        };
+        let own = state.store.device::<B>(slot);
+        own.or_else(|| match self.several_devices {
+            true => at_wrap(),
+            false => state.store.last_device::<B>(),
+        })
     }
 
     /// The same in a world of one, where no reducer is needed.

@@ -2,7 +2,7 @@
 
 use super::tap::Tap;
 use burn::backend::{
-    Autodiff, Backend, Dispatch,
+    Autodiff, Backend, Dispatch, TensorMetadata,
     autodiff::{
         NodeId,
         checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
@@ -13,10 +13,16 @@ use burn::backend::{
     tensor::FloatTensor,
 };
 use burn::tensor::Tensor;
-use std::sync::{Arc, OnceLock};
+use std::{
+    any::Any,
+    sync::{Arc, OnceLock},
+};
 
 /// Receives a node's identifier from the backend extension.
 pub(crate) type NodeCell = Arc<OnceLock<NodeId>>;
+
+/// Receives the `B::Device` of a tensor.
+pub(crate) type DeviceCell = Arc<OnceLock<Box<dyn Any + Send + Sync>>>;
 
 /// Identity operations; on `Autodiff` each records (or reports) something.
 #[backend_extension(Flex: cfg(feature = "flex"), Cube: cfg(any(feature = "wgpu", feature = "cuda")), Autodiff)]
@@ -29,6 +35,12 @@ pub(crate) trait DdpOps: Backend {
     /// Tells the node of `x`.
     fn ddp_node(x: FloatTensor<Self>, cell: NodeCell) -> FloatTensor<Self> {
         let _ = cell;
+        x
+    }
+
+    /// Tells the device of `x`.
+    fn ddp_device(x: FloatTensor<Self>, cell: DeviceCell) -> FloatTensor<Self> {
+        let _ = cell.set(Box::new(x.device()));
         x
     }
 
@@ -140,6 +152,13 @@ pub(super) fn node<const D: usize>(x: &Tensor<D>) -> Option<NodeId> {
     let cell = NodeCell::default();
     let _ = <Dispatch as DdpOps>::ddp_node(x.clone().into_dispatch(), cell.clone());
     cell.get().copied()
+}
+
+/// The device of a tensor, as its backend knows it.
+pub(super) fn device<const D: usize>(x: &Tensor<D>) -> DeviceCell {
+    let cell = DeviceCell::default();
+    let _ = <Dispatch as DdpOps>::ddp_device(x.clone().into_dispatch(), cell.clone());
+    cell
 }
 
 /// Records the two steps of one use of a leaf and returns the value to compute with.

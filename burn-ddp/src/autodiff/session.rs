@@ -3,6 +3,7 @@
 use super::{
     closing::{Closing, Reduced},
     ladder::Ladder,
+    ops::DeviceCell,
     proxy::Proxy,
     sessions::{Sessions, SyncSwitch, lock},
     store::{BackendChanged, GradientStore},
@@ -41,6 +42,8 @@ pub(super) struct Occurrence {
     /// The field's parameter id in the wrapped model.
     pub(super) id: ParamId,
     pub(super) proxy: Proxy,
+    /// Where the parameter was at `wrap`.
+    pub(super) device: DeviceCell,
     /// A traversal met the hook (see [`Session::saw_hook`]).
     pub(super) seen: AtomicBool,
     /// The field was loaded from a record, whose parameter id it has now.
@@ -122,6 +125,8 @@ pub(crate) struct Session {
     /// `None` in a world of one: gradients then stay tensors and nothing is copied.
     pub(super) reducer: Option<Mutex<Reducer>>,
     pub(super) rule: Rule,
+    /// The model is spread over devices.
+    pub(super) several_devices: bool,
     /// Every pass is as the first one.
     pub(super) static_graph: bool,
     switch: Arc<SyncSwitch>,
@@ -133,7 +138,7 @@ impl Session {
     pub(super) fn new(
         rank: usize,
         layout: Layout,
-        occurrences: Vec<Occurrence>,
+        (occurrences, several_devices): (Vec<Occurrence>, bool),
         reducer: Option<Reducer>,
         config: &WrapConfig,
         switch: Arc<SyncSwitch>,
@@ -152,6 +157,7 @@ impl Session {
             rungs: (0..slots).map(AtomicUsize::new).collect(),
             reducer: reducer.map(Mutex::new),
             rule: config.rule(),
+            several_devices,
             static_graph: config.static_graph,
             switch,
             sessions: sessions.clone(),
@@ -328,7 +334,7 @@ impl Session {
         let gradient = match samples {
             // The mean over no sample is no number.
             0 => {
-                state.store.locate::<B>(&gradient);
+                state.store.locate::<B>(slot, &gradient);
                 None
             }
             samples => match state.weight(samples) {

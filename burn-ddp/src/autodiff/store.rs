@@ -19,8 +19,9 @@ pub(super) struct GradientStore {
     current: Vec<Option<Erased>>,
     /// Sums of the passes before it in the window.
     window: Vec<Option<Erased>>,
-    /// Device of the last gradient.
-    device: Option<Erased>,
+    /// Devices of the last gradient of each slot, and of any.
+    devices: Vec<Option<Erased>>,
+    last_device: Option<Erased>,
 }
 
 impl GradientStore {
@@ -29,7 +30,8 @@ impl GradientStore {
         Self {
             current: empty(),
             window: empty(),
-            device: None,
+            devices: empty(),
+            last_device: None,
         }
     }
 
@@ -39,17 +41,19 @@ impl GradientStore {
         slot: usize,
         gradient: FloatTensor<B>,
     ) -> Result<(), BackendChanged> {
-        self.locate::<B>(&gradient);
+        self.locate::<B>(slot, &gradient);
         let sum = &mut self.current[slot];
         *sum = join::<B>(sum.take(), Some(Box::new(gradient)))?;
         Ok(())
     }
 
-    /// Notes where the gradients live.
-    pub(super) fn locate<B: Backend>(&mut self, gradient: &FloatTensor<B>) {
+    /// Notes where the gradients of a slot live.
+    pub(super) fn locate<B: Backend>(&mut self, slot: usize, gradient: &FloatTensor<B>) {
         let device = gradient.device();
-        if self.device::<B>().as_ref() != Some(&device) {
-            self.device = Some(Box::new(device));
+        for place in [&mut self.devices[slot], &mut self.last_device] {
+            if read_device::<B>(place).as_ref() != Some(&device) {
+                *place = Some(Box::new(device.clone()));
+            }
         }
     }
 
@@ -82,10 +86,19 @@ impl GradientStore {
         self.current.fill_with(|| None);
     }
 
-    /// Where the gradients of this pass live; `None` before the first.
-    pub(super) fn device<B: Backend>(&self) -> Option<B::Device> {
-        self.device.as_ref()?.downcast_ref::<B::Device>().cloned()
+    /// Where the last gradient of a slot was; `None` before the first.
+    pub(super) fn device<B: Backend>(&self, slot: usize) -> Option<B::Device> {
+        read_device::<B>(&self.devices[slot])
     }
+
+    /// Where the last gradient of any slot was.
+    pub(super) fn last_device<B: Backend>(&self) -> Option<B::Device> {
+        read_device::<B>(&self.last_device)
+    }
+}
+
+fn read_device<B: Backend>(device: &Option<Erased>) -> Option<B::Device> {
+    device.as_ref()?.downcast_ref::<B::Device>().cloned()
 }
 
 pub(super) fn downcast<B: Backend>(gradient: Erased) -> Result<FloatTensor<B>, BackendChanged> {

@@ -28,6 +28,21 @@ pub enum NonFinitePolicy {
     Skip,
 }
 
+/// What becomes of running statistics (batch norm's), which every rank has of its own data, at the end of each backward pass that synchronises.
+///
+/// Ranks that have [run out of data](crate::Ddp::join) get the values and do not count. A running statistic is replaced, never changed in place: what a pending
+/// backward pass or the user holds stays as it is. A model without running statistics pays nothing, another one small message a step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum BufferPolicy {
+    /// The mean over ranks: statistics of all data (of a variance, the mean of the ranks' variances).
+    #[default]
+    Average,
+    /// Those of rank 0, as PyTorch's `broadcast_buffers`; statistics of rank 0's data.
+    Broadcast,
+    /// They stay the rank's own. Make them equal with [`Ddp::average_buffers`](crate::Ddp::average_buffers) before evaluating and saving.
+    Off,
+}
+
 /// Options of [`Ddp::wrap_with`](crate::Ddp::wrap_with). Must be equal on all ranks, which `wrap` checks.
 #[derive(Clone, Debug)]
 pub struct WrapConfig {
@@ -38,6 +53,7 @@ pub struct WrapConfig {
     comm_hook: Option<Arc<dyn CommHook>>,
     gradient_as_bucket_view: bool,
     pub(crate) static_graph: bool,
+    pub(crate) buffers: BufferPolicy,
 }
 
 impl Default for WrapConfig {
@@ -53,6 +69,7 @@ impl Default for WrapConfig {
             comm_hook: None,
             gradient_as_bucket_view: false,
             static_graph: false,
+            buffers: BufferPolicy::default(),
         }
     }
 }
@@ -117,6 +134,12 @@ impl WrapConfig {
         self
     }
 
+    /// What becomes of running statistics (default: their mean over ranks after each step).
+    pub fn buffers(mut self, policy: BufferPolicy) -> Self {
+        self.buffers = policy;
+        self
+    }
+
     /// A promise that every backward pass of the model on this rank uses the same parameters, each as many times, as the first one (default false).
     ///
     /// Nothing is counted in forward then, uses that never reach the loss cost no overlap from the second pass on, and parameters that no rank
@@ -155,10 +178,11 @@ impl WrapConfig {
             comm_hook,
             gradient_as_bucket_view,
             static_graph,
+            buffers,
         } = self;
         let hook = comm_hook.as_ref().map(|hook| hook.describe());
         format!(
-            "{caps:?} {reduction:?} learn_uses: {learn_uses} non_finite: {non_finite:?} comm_hook: {hook:?} gradient_as_bucket_view: {gradient_as_bucket_view} static_graph: {static_graph}"
+            "{caps:?} {reduction:?} learn_uses: {learn_uses} non_finite: {non_finite:?} comm_hook: {hook:?} gradient_as_bucket_view: {gradient_as_bucket_view} static_graph: {static_graph} buffers: {buffers:?}"
         )
     }
 }

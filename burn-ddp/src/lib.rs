@@ -56,7 +56,7 @@ mod replica;
 mod step;
 pub mod train;
 
-pub use config::{NonFinitePolicy, Reduction, WrapConfig};
+pub use config::{BufferPolicy, NonFinitePolicy, Reduction, WrapConfig};
 pub use ddp::{Ddp, NoSync, Stats};
 pub use error::{BackwardPanic, Error, try_backward};
 pub use group::ReduceOp;

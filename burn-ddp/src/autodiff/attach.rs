@@ -1,6 +1,7 @@
 //! `wrap`: agree on the model, make the replicas equal, attach the hooks.
 
 use super::{
+    buffers,
     hook::ParamHook,
     ladder::Ladder,
     ops,
@@ -9,7 +10,7 @@ use super::{
     sessions::{Sessions, SyncSwitch},
 };
 use crate::{
-    config::WrapConfig,
+    config::{BufferPolicy, WrapConfig},
     dtype,
     error::Error,
     group::{ProcessGroup, objects},
@@ -23,7 +24,7 @@ use serde::{Deserialize, Serialize};
 use std::{
     collections::HashMap,
     mem::{Discriminant, discriminant},
-    sync::{Arc, OnceLock, atomic::AtomicBool},
+    sync::{Arc, Mutex, OnceLock, atomic::AtomicBool},
 };
 
 /// What `wrap` needs of the process.
@@ -36,7 +37,10 @@ pub(crate) struct WrapContext<'a> {
 }
 
 /// Wraps `model`; collective. With it its hooks, to attach them again to a copy that has lost them.
-pub(crate) fn wrap<M: Module>(model: M, context: &WrapContext<'_>) -> Result<(M, Hooks), Error> {
+pub(crate) fn wrap<M: Module + 'static>(
+    model: M,
+    context: &WrapContext<'_>,
+) -> Result<(M, Hooks), Error> {
     let group = context.group;
     let rank = group.rank();
     let rule = context.config.rule();
@@ -78,8 +82,14 @@ pub(crate) fn wrap<M: Module>(model: M, context: &WrapContext<'_>) -> Result<(M,
         paths: Vec::new(),
         hooks: Hooks::default(),
     };
+    let plain = model.clone();
     let model = model.apply_reparameterization(&mut attach);
     model.visit(&mut MeetHooks);
+    if context.config.buffers != BufferPolicy::Off
+        && let Some(buffers) = buffers::of(plain, &model)
+    {
+        let _ = session.buffers.set(Mutex::new(buffers));
+    }
     let attached = match session.first_unseen() {
         Some(occurrence) => Err(Error::ForeignReparameterization {
             rank,

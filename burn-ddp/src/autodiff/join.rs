@@ -116,6 +116,10 @@ impl Session {
         for trainable in &mut state.trainable {
             trainable.seen = Seen::Unused;
         }
+        // Nobody has data: then none of the others is in a forward pass, and all come to the same answer in the round.
+        if let Some(gather) = self.sessions.gather.get() {
+            gather.repeat(&state.exchanges)?;
+        }
         let outcome = {
             let mut reducer = lock(reducer);
             reducer.begin(Contribution::default(), state.weight_unit)?;

@@ -23,7 +23,9 @@
 //! the [ladder](ladder), lifts it to just below its consumer.
 
 pub(crate) mod attach;
+mod buffers;
 mod closing;
+pub(crate) mod gather;
 mod hook;
 pub(crate) mod join;
 mod ladder;

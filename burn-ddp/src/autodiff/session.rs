@@ -1,7 +1,9 @@
 //! One wrapped model: what its hooks share.
 
 use super::{
+    buffers::Buffers,
     closing::{Closing, Reduced},
+    gather::Step,
     ladder::Ladder,
     ops::DeviceCell,
     proxy::Proxy,
@@ -11,7 +13,7 @@ use super::{
     trainable::{Seen, Trainable},
 };
 use crate::{
-    config::{Reduction, WrapConfig},
+    config::{BufferPolicy, Reduction, WrapConfig},
     error::BackwardPanic,
     reducer::{
         Contribution, Fired, Layout, NonFinite, Reducer, ReducerError, RoundTrace, Rule, Totals,
@@ -95,6 +97,10 @@ pub(super) struct State {
     /// in their range. Equal on all ranks, and the same for a whole window.
     pub(super) weight_unit: f64,
     pub(super) synchronised: u64,
+    /// Ranks that have contributed to the last synchronised pass.
+    pub(super) active: Vec<bool>,
+    /// What statistics this rank has exchanged from one synchronised pass to the next, the last time.
+    pub(super) exchanges: Vec<Step>,
     /// The verdict of the last synchronised pass.
     pub(super) not_finite: Option<NonFinite>,
     /// What each slot is at present.
@@ -125,6 +131,9 @@ pub(crate) struct Session {
     /// `None` in a world of one: gradients then stay tensors and nothing is copied.
     pub(super) reducer: Option<Mutex<Reducer>>,
     pub(super) rule: Rule,
+    pub(super) buffer_policy: BufferPolicy,
+    /// Set once the model is known to have any.
+    pub(super) buffers: OnceLock<Mutex<Box<dyn Buffers>>>,
     /// The model is spread over devices.
     pub(super) several_devices: bool,
     /// Every pass is as the first one.
@@ -157,6 +166,8 @@ impl Session {
             rungs: (0..slots).map(AtomicUsize::new).collect(),
             reducer: reducer.map(Mutex::new),
             rule: config.rule(),
+            buffer_policy: config.buffers,
+            buffers: OnceLock::new(),
             several_devices,
             static_graph: config.static_graph,
             switch,
@@ -174,6 +185,8 @@ impl Session {
                     1.0
                 },
                 synchronised: 0,
+                active: Vec::new(),
+                exchanges: Vec::new(),
                 not_finite: None,
                 trainable: vec![Trainable::default(); slots],
                 ever_used: vec![false; slots],

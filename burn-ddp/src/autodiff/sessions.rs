@@ -1,11 +1,14 @@
 //! What all wrapped models of a process share.
 
-use super::session::Session;
-use crate::reducer::CommHook;
+use super::{
+    gather::{Gather, Step},
+    session::Session,
+};
+use crate::{group::GroupError, reducer::CommHook};
 use std::{
     collections::HashMap,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
         atomic::{AtomicUsize, Ordering},
     },
     thread::{self, ThreadId},
@@ -52,11 +55,17 @@ impl SyncSwitch {
 ///
 /// A graph may run through several of them; its first return step ends the rounds of all.
 #[derive(Debug, Default)]
-pub(crate) struct Sessions(Mutex<Vec<Weak<Session>>>);
+pub(crate) struct Sessions {
+    all: Mutex<Vec<Weak<Session>>>,
+    /// Of the statistics that layers exchange, once there are such layers.
+    pub(super) gather: OnceLock<Gather>,
+    /// What they have exchanged since the last synchronised pass.
+    pub(super) exchanges: Mutex<Vec<Step>>,
+}
 
 impl Sessions {
     pub(crate) fn add(&self, session: &Arc<Session>) {
-        let mut sessions = lock(&self.0);
+        let mut sessions = lock(&self.all);
         sessions.retain(|s| s.strong_count() > 0);
         sessions.push(Arc::downgrade(session));
     }
@@ -68,8 +77,22 @@ impl Sessions {
         hooks.any(|other| Arc::ptr_eq(other, hook))
     }
 
+    /// How layers exchange statistics; made by `new` the first time.
+    pub(crate) fn gather(
+        &self,
+        new: impl FnOnce() -> Result<Gather, GroupError>,
+    ) -> Result<Gather, GroupError> {
+        match self.gather.get() {
+            Some(gather) => Ok(gather.clone()),
+            None => {
+                let gather = new()?;
+                Ok(self.gather.get_or_init(|| gather).clone())
+            }
+        }
+    }
+
     pub(crate) fn live(&self) -> Vec<Arc<Session>> {
-        lock(&self.0).iter().filter_map(Weak::upgrade).collect()
+        lock(&self.all).iter().filter_map(Weak::upgrade).collect()
     }
 }
 

@@ -81,6 +81,11 @@ impl Session {
             *ever |= used;
         }
         state.synchronised += 1;
+        state.active = outcome
+            .contributions
+            .iter()
+            .map(|rank| rank.active)
+            .collect();
         let samples = outcome.contributions.iter().map(|rank| rank.samples);
         self.set_weight_unit(state, samples.max().unwrap_or(0));
         Ok(outcome)

@@ -8,6 +8,7 @@ pub use stats::Stats;
 use crate::{
     autodiff::{
         attach::{self, Hooks, WrapContext},
+        gather::Gather,
         sessions::{Sessions, SyncSwitch},
     },
     config::WrapConfig,
@@ -171,6 +172,20 @@ impl Ddp {
         &self.inner.sessions
     }
 
+    /// How layers exchange statistics with the other ranks. The first call is collective.
+    pub(crate) fn gather(&self) -> Result<Gather, Error> {
+        let inner = &self.inner;
+        let new = || {
+            let group = inner.root.new_group()?;
+            Ok(Gather::new(
+                group,
+                inner.switch.clone(),
+                inner.sessions.clone(),
+            ))
+        };
+        Ok(inner.sessions.gather(new)?)
+    }
+
     /// A loader of this rank's shard of `dataset`, reshuffled each epoch by itself; see [`LoaderBuilder`]. Its `build` is collective.
     pub fn loader<I, O>(
         &self,
@@ -231,7 +246,7 @@ impl Ddp {
     ///
     /// [`Error::ModelMismatch`] names the first parameter in which the ranks differ. [`Error::ForeignReparameterization`], [`Error::NothingToTrain`],
     /// [`Error::UnsupportedType`]: the model cannot be wrapped as it is.
-    pub fn wrap<M: Module>(&self, model: M) -> Result<M, Error> {
+    pub fn wrap<M: Module + 'static>(&self, model: M) -> Result<M, Error> {
         self.wrap_with(model, WrapConfig::default())
     }
 
@@ -240,12 +255,12 @@ impl Ddp {
     /// # Errors
     ///
     /// As for `wrap`.
-    pub fn wrap_with<M: Module>(&self, model: M, config: WrapConfig) -> Result<M, Error> {
+    pub fn wrap_with<M: Module + 'static>(&self, model: M, config: WrapConfig) -> Result<M, Error> {
         Ok(self.wrap_hooked(model, config)?.0)
     }
 
     /// The wrapped model and its hooks. Collective.
-    pub(crate) fn wrap_hooked<M: Module>(
+    pub(crate) fn wrap_hooked<M: Module + 'static>(
         &self,
         model: M,
         config: WrapConfig,
@@ -302,8 +317,8 @@ impl Ddp {
 
     /// Replaces the float buffers of `model` (batch norm's running statistics) by their mean over ranks. Collective.
     ///
-    /// Each rank's running statistics are those of its own batches. Call this before evaluating and
-    /// saving, so that all ranks score alike and the file holds the statistics of all data.
+    /// With [`BufferPolicy::Off`](crate::BufferPolicy::Off) each rank's running statistics are those of its own batches. Call this before evaluating and
+    /// saving then, so that all ranks score alike and the file holds the statistics of all data. With the other policies they are equal after every step.
     ///
     /// # Errors
     ///

@@ -9,6 +9,7 @@ mod lr;
 mod mean;
 mod optimizer_error;
 mod params;
+mod sync_batch_norm;
 mod zero;
 
 pub use checkpoint::{Checkpoint, CheckpointManager, Snapshot};
@@ -17,4 +18,5 @@ pub use loss_scaler::LossScaler;
 pub use lr::LinearScaling;
 pub use mean::Mean;
 pub use optimizer_error::OptimizerError;
+pub use sync_batch_norm::SyncBatchNorm;
 pub use zero::{StateBytes, ZeroRedundancyOptimizer};

@@ -25,11 +25,10 @@ use burn_ddp_examples::data::{self, Batch, ImageBatcher, Recipe};
 use burn_ddp_examples::device::DeviceName;
 use burn_ddp_examples::model::{ResNet, ResNetConfig};
 use burn_ddp_examples::progress::{Epoch, Progress};
-use burn_ddp_examples::{Error, schedule};
+use burn_ddp_examples::{Error, output, schedule};
 use clap::Parser;
 use serde::Serialize;
-use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Instant;
@@ -300,10 +299,7 @@ impl Args {
         if let Some(dir) = &self.data {
             data::cifar10::check(dir)?;
         }
-        check_writable(&self.out).map_err(|source| Error::Output {
-            path: self.out.clone(),
-            source,
-        })
+        output::check_writable(&self.out)
     }
 
     /// The task's own settings, with those of the command line put over them.
@@ -315,14 +311,6 @@ impl Args {
             ..measured
         }
     }
-}
-
-/// Makes the folder if need be, and a file in it that is removed again.
-fn check_writable(folder: &Path) -> io::Result<()> {
-    std::fs::create_dir_all(folder)?;
-    let probe = folder.join(format!(".resnet_ddp-{}", std::process::id()));
-    std::fs::File::create(&probe)?;
-    std::fs::remove_file(probe)
 }
 
 /// What the run came to.

@@ -1,4 +1,4 @@
-//! The model, the data sets and the display that the programs in `examples/examples` share.
+//! The models, the data sets and the displays that the programs in `examples/examples` share.
 //!
 //! Nothing in here knows of ranks or processes. The same library builds with the feature `ddp`
 //! and without it, and that is the point: what data-parallel training adds to a program is all in
@@ -7,8 +7,11 @@
 pub mod data;
 pub mod device;
 mod error;
+pub mod gpt;
 pub mod model;
+pub mod output;
 pub mod progress;
 pub mod schedule;
+pub mod steps;
 
 pub use error::Error;

@@ -7,7 +7,23 @@ use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
 /// How often a progress bar is drawn, and with it how often a loss is read back from the device.
-const DRAW_EVERY: Duration = Duration::from_millis(200);
+pub(crate) const DRAW_EVERY: Duration = Duration::from_millis(200);
+
+/// A bar on stderr for `steps` steps, hidden without `speaks` and where no terminal is.
+pub(crate) fn bar(steps: u64, speaks: bool) -> ProgressBar {
+    let bar = if speaks && std::io::stderr().is_terminal() {
+        ProgressBar::with_draw_target(Some(steps), ProgressDrawTarget::stderr())
+            .with_finish(ProgressFinish::AndClear)
+    } else {
+        ProgressBar::hidden()
+    };
+    // All text is in the message, which is cut to the terminal: a line that wraps would leave its first part behind.
+    // The template is a constant; were it wrong, the default bar is good enough.
+    if let Ok(style) = ProgressStyle::with_template("{bar:16.cyan/blue} {wide_msg}") {
+        bar.set_style(style);
+    }
+    bar
+}
 
 /// Progress of a training run on stderr: bars on a terminal, else one line an epoch.
 #[derive(Debug)]
@@ -40,20 +56,7 @@ impl Progress {
     /// A display for a run of `epochs` times `steps`, over `images` images an epoch on all ranks
     /// together. Without `speaks` nothing is shown, but time and loss are still measured.
     pub fn new(epochs: usize, steps: usize, images: usize, speaks: bool) -> Self {
-        let bar = if speaks && std::io::stderr().is_terminal() {
-            ProgressBar::with_draw_target(
-                Some((epochs * steps) as u64),
-                ProgressDrawTarget::stderr(),
-            )
-            .with_finish(ProgressFinish::AndClear)
-        } else {
-            ProgressBar::hidden()
-        };
-        // All text is in the message, which is cut to the terminal: a line that wraps would leave its first part behind.
-        // The template is a constant; were it wrong, the default bar is good enough.
-        if let Ok(style) = ProgressStyle::with_template("{bar:16.cyan/blue} {wide_msg}") {
-            bar.set_style(style);
-        }
+        let bar = bar((epochs * steps) as u64, speaks);
         let now = Instant::now();
         Self {
             epochs,

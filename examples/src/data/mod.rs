@@ -1,9 +1,10 @@
-//! Image data sets, and the batches that are made of them.
+//! Data sets, and the batches that are made of them.
 
 mod batch;
 pub mod cifar10;
 pub mod digits;
 mod error;
+pub mod text;
 
 pub use batch::{Augmentation, Batch, ImageBatcher, Normalization};
 pub use error::DataError;

@@ -110,7 +110,7 @@ impl Args {
             let lr = self.lr;
             return wrong(format!("--lr is {lr}, but must be above 0 and at most 1"));
         }
-        if !(self.clip > 0.0) {
+        if self.clip.is_nan() || self.clip <= 0.0 {
             return wrong(format!("--clip is {}, but must be above 0", self.clip));
         }
         if !(0.0..1.0).contains(&self.dropout) {
@@ -125,7 +125,7 @@ impl Args {
                 "--temperature is {temperature}, but must be 0 or above"
             ));
         }
-        if self.width.get() % self.heads.get() != 0 {
+        if !self.width.get().is_multiple_of(self.heads.get()) {
             let (width, heads) = (self.width, self.heads);
             return wrong(format!("--width {width} is no multiple of --heads {heads}"));
         }
@@ -160,8 +160,7 @@ impl Args {
     pub(crate) fn last_step(&self) -> u64 {
         let steps = self.steps.get();
         #[cfg(feature = "ddp")]
-        return self.stop_after.map_or(steps, |stop| stop.min(steps));
-        #[cfg(not(feature = "ddp"))]
+        let steps = self.stop_after.map_or(steps, |stop| stop.min(steps));
         steps
     }
 }

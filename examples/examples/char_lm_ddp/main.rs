@@ -143,11 +143,13 @@ fn train(args: &Args, text: &Text, #[cfg(feature = "ddp")] ddp: Ddp) -> Result<(
     let mut progress = Steps::new(first, args.steps.get(), is_main);
     let (mut losses, mut reported) = (Vec::new(), 0);
     let mut validation_loss = None;
+    #[cfg(feature = "ddp")]
+    let mut gradient_norm = None;
     let started = Instant::now();
-    // ANCHOR: loop
     let mut batches = iter::repeat_with(|| loader.iter()).flatten(); // epoch after epoch
     let mut window = GradientsAccumulator::new();
     for step in first + 1..=last {
+        // ANCHOR: step
         #[cfg(feature = "ddp")]
         device.seed(ddp.step_seed(args.seed, step));
         for (pass, batch) in batches.by_ref().take(passes).enumerate() {
@@ -160,12 +162,14 @@ fn train(args: &Args, text: &Text, #[cfg(feature = "ddp")] ddp: Ddp) -> Result<(
         }
         let grads = window.grads();
         #[cfg(feature = "ddp")]
-        let (grads, _) = ddp.clip_grad_norm(grads, &training.model, args.clip, Norm::L2)?;
+        let (grads, norm) = ddp.clip_grad_norm(grads, &training.model, args.clip, Norm::L2)?;
         let rate = training.schedule.step();
         training.model = training.optim.step(rate, training.model, grads);
+        // ANCHOR_END: step
         training.step = step;
         progress.step();
-        // ANCHOR_END: loop
+        #[cfg(feature = "ddp")]
+        let _ = gradient_norm.insert(norm);
 
         let evaluates = step % args.evaluate_every == 0 || step == last;
         #[cfg(feature = "ddp")]
@@ -235,7 +239,7 @@ fn train(args: &Args, text: &Text, #[cfg(feature = "ddp")] ddp: Ddp) -> Result<(
         model_path,
         sample,
         #[cfg(feature = "ddp")]
-        ddp: DdpReport::new(&ddp, args.hook, &training.model)?,
+        ddp: DdpReport::new(&ddp, args.hook, &training.model, gradient_norm)?,
     };
     if is_main {
         report.print(args.json)?;

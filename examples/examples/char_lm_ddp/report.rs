@@ -58,6 +58,8 @@ pub(crate) struct DdpReport {
     hook: HookName,
     /// One hash of all parameters per rank; equal, or the ranks have come apart.
     param_hashes: Vec<String>,
+    /// Of the last step, before clipping; none when there was no step.
+    gradient_norm: Option<f64>,
     /// Before the hook.
     gradient_bytes_per_step: usize,
     buckets: usize,
@@ -69,10 +71,16 @@ pub(crate) struct DdpReport {
 #[cfg(feature = "ddp")]
 impl DdpReport {
     /// Collective: all ranks call it.
-    pub(crate) fn new(ddp: &Ddp, hook: HookName, model: &Gpt) -> Result<Self, Error> {
+    pub(crate) fn new(
+        ddp: &Ddp,
+        hook: HookName,
+        model: &Gpt,
+        gradient_norm: Option<f64>,
+    ) -> Result<Self, Error> {
         let stats = ddp.stats();
         Ok(Self {
             hook,
+            gradient_norm,
             param_hashes: ddp.param_hashes(model)?,
             gradient_bytes_per_step: stats.gradient_bytes_per_step,
             buckets: stats.buckets,

@@ -98,6 +98,8 @@ fn the_code_in_the_pages_is_the_code_that_runs() {
         }
     }
     for file in [
+        "examples/examples/char_lm_ddp/main.rs",
+        "examples/examples/char_lm_ddp/training.rs",
         "examples/examples/learner_ddp.rs",
         "examples/examples/resnet_ddp.rs",
         "tests/tests/book/checkpoints.rs",

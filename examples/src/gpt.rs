@@ -22,7 +22,7 @@ pub struct GptConfig {
     /// Longest sequence.
     pub context: usize,
     /// Blocks of attention and feed-forward layers.
-    #[config(default = 4)]
+    #[config(default = 3)]
     pub layers: usize,
     /// Size of a token's vector; a multiple of `heads`.
     #[config(default = 128)]

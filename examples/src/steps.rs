@@ -31,6 +31,7 @@ impl Steps {
     pub fn new(first: u64, total: u64, speaks: bool) -> Self {
         let bar = bar(total, speaks);
         bar.set_position(first);
+        bar.reset_eta();
         Self {
             total,
             speaks,

@@ -16,14 +16,14 @@ pub(crate) struct Args {
     #[arg(long, default_value = "2")]
     pub(crate) nproc: NonZeroUsize,
     /// Optimizer steps of the whole run.
-    #[arg(long, default_value = "400")]
+    #[arg(long, default_value = "600")]
     pub(crate) steps: NonZeroU64,
     /// End after this step with a checkpoint, for a job whose time is limited; the next run goes on there.
     #[cfg(feature = "ddp")]
     #[arg(long, value_name = "STEP")]
-    pub(crate) stop_after: Option<u64>,
+    pub(crate) stop_after: Option<NonZeroU64>,
     /// Windows of text per batch and rank.
-    #[arg(long, default_value = "8")]
+    #[arg(long, default_value = "2")]
     pub(crate) batch_size: NonZeroUsize,
     /// Batches per step and rank; their gradients are accumulated.
     #[arg(long, default_value = "2")]
@@ -43,7 +43,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "RANK", default_value = "4")]
     pub(crate) power_sgd_rank: NonZeroUsize,
     /// Transformer blocks.
-    #[arg(long, default_value = "4")]
+    #[arg(long, default_value = "3")]
     pub(crate) layers: NonZeroUsize,
     /// Size of a character's vector.
     #[arg(long, default_value = "128")]
@@ -61,7 +61,7 @@ pub(crate) struct Args {
     #[arg(long, default_value_t = 42)]
     pub(crate) seed: u64,
     /// Steps between two looks at the validation loss.
-    #[arg(long, value_name = "STEPS", default_value = "50")]
+    #[arg(long, value_name = "STEPS", default_value = "100")]
     pub(crate) evaluate_every: NonZeroU64,
     /// Steps between two checkpoints; there is always one at the end.
     #[cfg(feature = "ddp")]
@@ -158,9 +158,9 @@ impl Args {
 
     /// The step with which this run ends.
     pub(crate) fn last_step(&self) -> u64 {
-        let steps = self.steps.get();
+        let steps = self.steps;
         #[cfg(feature = "ddp")]
         let steps = self.stop_after.map_or(steps, |stop| stop.min(steps));
-        steps
+        steps.get()
     }
 }

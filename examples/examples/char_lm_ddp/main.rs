@@ -152,11 +152,12 @@ fn train(args: &Args, text: &Text, #[cfg(feature = "ddp")] ddp: Ddp) -> Result<(
         // ANCHOR: step
         #[cfg(feature = "ddp")]
         device.seed(ddp.step_seed(args.seed, step));
-        for (pass, batch) in batches.by_ref().take(passes).enumerate() {
+        #[allow(unused_variables)] // `pass`, without ranks
+        for (pass, batch) in (1..=passes).zip(batches.by_ref()) {
             let loss = loss_of(&training.model, batch?) / passes as f64;
             progress.pass(&loss);
             #[cfg(feature = "ddp")]
-            let _local = (pass + 1 < passes).then(|| ddp.no_sync());
+            let _local = (pass < passes).then(|| ddp.no_sync());
             let grads = GradientsParams::from_grads(loss.backward(), &training.model);
             window.accumulate(&training.model, grads);
         }

@@ -254,8 +254,8 @@ mod tests {
                 draw(scores, temperature).into_scalar::<i32>() == 0
             });
             let share = first.count() as f64 / f64::from(draws);
-            // Four standard deviations of the mean of so many draws.
-            let margin = 4.0 * (expected * (1.0 - expected) / f64::from(draws)).sqrt();
+            // Five standard deviations of the mean of so many draws; other tests may draw from the same generator meanwhile.
+            let margin = 5.0 * (expected * (1.0 - expected) / f64::from(draws)).sqrt();
             assert!((share - expected).abs() < margin, "{temperature}: {share}");
         }
     }

@@ -16,7 +16,7 @@ pub(crate) struct Args {
     #[arg(long, default_value = "2")]
     pub(crate) nproc: NonZeroUsize,
     /// Optimizer steps of the whole run.
-    #[arg(long, default_value = "600")]
+    #[arg(long, default_value = "800")]
     pub(crate) steps: NonZeroU64,
     /// End after this step with a checkpoint, for a job whose time is limited; the next run goes on there.
     #[cfg(feature = "ddp")]

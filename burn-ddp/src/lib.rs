@@ -24,8 +24,8 @@
 //! ```
 //!
 //! The model's type does not change, its code does not change, the loop does not change. Every rank ends every step with the
-//! same bits, and with the weights that one process would have reached on the concatenated batch (batch normalization and dropout
-//! aside, which see each rank's own part of it).
+//! same bits, and with the weights that one process would have reached on the concatenated batch (dropout aside, and
+//! batch normalization unless it is [synchronised](train::SyncBatchNorm), which see each rank's own part of it).
 //!
 //! # Where things are
 //!

@@ -217,7 +217,6 @@ fn train(args: &Args, #[cfg(feature = "ddp")] ddp: Ddp) -> Result<(), Error> {
         #[cfg(feature = "ddp")]
         {
             train_loss = ddp.mean(train_loss)?;
-            model = ddp.average_buffers(model)?;
         }
         let [correct, count] = {
             #[allow(unused_mut)]

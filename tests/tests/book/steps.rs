@@ -1,15 +1,15 @@
 //! The code of the pages on uneven data, decisions and hooks; see [`code`](super::code).
 
 use burn::module::{Module, ModuleMapper, Param};
-use burn::nn::{Linear, LinearConfig};
+use burn::nn::{BatchNormConfig, Linear, LinearConfig};
 use burn::optim::{GradientsParams, ModuleOptimizer, SgdConfig};
 use burn::prelude::*;
 use burn::tensor::Tolerance;
 use burn_ddp::{
-    CommHook, CompressHook, Ddp, GradBucket, NonFinitePolicy, PowerSgdHook, ReduceOp, Reduction,
-    WrapConfig,
+    BufferPolicy, CommHook, CompressHook, Ddp, GradBucket, NonFinitePolicy, PowerSgdHook, ReduceOp,
+    Reduction, WrapConfig,
     group::GroupError,
-    train::{CheckpointManager, Snapshot},
+    train::{CheckpointManager, Snapshot, SyncBatchNorm},
 };
 use burn_ddp_tests::{models::Scalar, oracle::floats, ranks};
 use std::{error::Error, path::Path, sync::Arc};
@@ -239,6 +239,36 @@ fn a_hook_of_ones_own() {
         let own = [1.0, 100.0][ddp.rank()];
         let grads = GradientsParams::from_grads(loss_of(&model, &[own]).backward(), &model);
         assert_eq!(model.gradient(&grads), Some(2.0));
+    });
+}
+
+/// Two samples on each rank; the mean of all is 3 and their variance 5.
+#[test]
+fn batch_norm() {
+    fn wrap(ddp: &Ddp, model: Scalar) -> Result<Scalar> {
+        // ANCHOR: buffers
+        let config = WrapConfig::new().buffers(BufferPolicy::Broadcast); // rank 0's, as in PyTorch
+        let model = ddp.wrap_with(model, config)?;
+        // ANCHOR_END: buffers
+        Ok(model)
+    }
+    fn run(ddp: Ddp, device: Device, input: Tensor<2>) -> Result<Tensor<2>> {
+        // ANCHOR: sync_batch_norm
+        let norm = BatchNormConfig::new(2).init(&device);
+        let norm = SyncBatchNorm::new(norm, &ddp)?; // same parameters, same records
+        let output = norm.forward(input);
+        // ANCHOR_END: sync_batch_norm
+        Ok(output)
+    }
+    ranks(2).run("steps::batch_norm", |ddp: Ddp| {
+        wrap(&ddp, Scalar::new(0.0, &device())).unwrap();
+        let rows = [[0.0, 2.0], [4.0, 6.0]][ddp.rank()];
+        let input = Tensor::<2>::from_floats(rows.map(|x| [x; 2]), &device());
+        let output = floats(run(ddp, device(), input).unwrap());
+        for (output, x) in output.chunks(2).zip(rows) {
+            assert!((output[0] - (x - 3.0) / 5.00001_f32.sqrt()).abs() < 1e-6);
+            assert_eq!(output[0], output[1]);
+        }
     });
 }
 

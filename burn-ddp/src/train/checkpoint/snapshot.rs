@@ -65,7 +65,7 @@ impl<'a> Snapshot<'a> {
 
     /// Parameters and buffers of `model`, wrapped or not: the same record, bit for bit, that the plain model would give.
     ///
-    /// Rank 0's; average buffers that differ between ranks before ([`Ddp::average_buffers`](crate::Ddp::average_buffers)).
+    /// Rank 0's; buffers differ between ranks with [`BufferPolicy::Off`](crate::BufferPolicy::Off) only.
     pub fn model<M: Module>(self, name: &str, model: &'a M) -> Self {
         self.part((name, Kind::Model, false), || {
             // Brings running statistics that another thread updated into the model itself.

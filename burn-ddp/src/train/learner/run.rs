@@ -194,10 +194,6 @@ where
             steps.rates.push(self.learner.lr_current());
         };
         self.metrics.end(exchange, &Split::Train, epoch);
-        if go_on {
-            // Running statistics are those of each rank's own batches. The model shares them with its copies.
-            self.ddp.average_buffers(self.learner.model())?;
-        }
         Ok(go_on)
     }
 

@@ -11,7 +11,7 @@ cd "$(dirname "$0")/.."
 
 rate=${1:-1gbit} rounds=${ROUNDS:-2}
 [ $# -eq 0 ] || shift
-[ $# -gt 0 ] || set -- --width 1024 --layers 4 --heads 8 --context 16 --batch-size 1 --accumulate 1 --steps 40 --lr 1e-3
+[ $# -gt 0 ] || set -- --width 512 --layers 4 --heads 8 --context 16 --batch-size 1 --accumulate 1 --steps 30 --lr 1e-3
 program=${CHAR_LM:-target/release/examples/char_lm_ddp}
 a=burn-ddp-a-$$ b=burn-ddp-b-$$ out=$(mktemp -d)
 

@@ -14,7 +14,7 @@ use std::ops::Range;
 const RUN: (u64, usize, f64) = (5, 8, 0.05);
 
 /// Trains on two ranks over both transports and compares with one plain process: O1 and O2.
-fn compare<M: Module>(
+fn compare<M: Module + 'static>(
     test: &'static str,
     (ours, new): (Device, impl Fn(&Device) -> M),
     loss: impl Fn(&M, u64, Range<usize>, &Device) -> Tensor<1>,

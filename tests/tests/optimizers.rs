@@ -55,7 +55,7 @@ fn grads<M: Module>(loss: Tensor<1>, model: &M) -> GradientsParams {
 }
 
 /// Trains two copies of `start`, one with the plain optimizer, and compares their bits after each step. Returns the state's bytes.
-fn assert_plain_bits<M: Module + Debug>(
+fn assert_plain_bits<M: Module + Debug + 'static>(
     ddp: &Ddp,
     start: M,
     (optimizer, split): (ModuleOptimizer, bool),

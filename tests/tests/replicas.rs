@@ -5,7 +5,7 @@
 use burn::module::Module;
 use burn::optim::{AdamConfig, GradientsParams, SgdConfig};
 use burn::prelude::*;
-use burn_ddp::{Ddp, Error, try_backward};
+use burn_ddp::{BufferPolicy, Ddp, Error, WrapConfig, try_backward};
 use burn_ddp_tests::{Ending, models::*, oracle::*, ranks};
 use std::path::PathBuf;
 
@@ -118,7 +118,7 @@ fn shared_directory(ddp: &Ddp) -> (Option<tempfile::TempDir>, PathBuf) {
 
 /// Stores a plain model, loads it wrapped, stores that, loads it plain: the same all the way. Returns
 /// the wrapped model and the two files.
-fn there_and_back<M: Module>(ddp: &Ddp, new: impl Fn(&Device) -> M) -> (M, [Vec<u8>; 2]) {
+fn there_and_back<M: Module + 'static>(ddp: &Ddp, new: impl Fn(&Device) -> M) -> (M, [Vec<u8>; 2]) {
     let (_guard, directory) = shared_directory(ddp);
     let (plain_file, wrapped_file) = (directory.join("plain.bpk"), directory.join("wrapped.bpk"));
     let device = device();

@@ -12,7 +12,7 @@ use burn_ddp_tests::{models::*, oracle::*, ranks};
 const RUN: (u64, usize, f64) = (20, 8, 0.05);
 
 /// Runs the comparison for one model on 2 and 4 ranks, over both transports, twice over the first.
-fn compare<M: Module>(
+fn compare<M: Module + 'static>(
     test: &'static str,
     new: impl Fn(&Device) -> M,
     loss: impl Fn(&M, u64, std::ops::Range<usize>) -> Tensor<1>,

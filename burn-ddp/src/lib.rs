@@ -40,7 +40,7 @@
 //! # One process per rank
 //!
 //! Ranks are processes. Several threads of one process that run backward at the same time can lose gradients inside Burn's autodiff
-//! (tracel-ai/burn#5573).
+//! (tracel-ai/burn#5573). A gradient that is missed while they do is an error, [`ReducerError::LostGradient`].
 
 mod autodiff;
 mod config;

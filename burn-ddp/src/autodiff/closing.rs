@@ -79,6 +79,7 @@ impl Session {
     fn flush<B: Backend>(&self) -> Result<()> {
         let mut state = lock(&self.state);
         let state = &mut *state;
+        self.check_lost(state)?;
         self.check_static_pass(state)?;
         let Round::Open {
             sync: true,
@@ -181,6 +182,7 @@ impl Session {
         };
         let mut gradients = gradients;
         state.uses.close();
+        state.first_use = None;
         state.anchor = None;
         self.check_identities(&fired, &gradients)?;
         self.give_to_proxies::<B>(&fired, &mut gradients, grads)?;
@@ -208,6 +210,7 @@ impl Session {
         let outcome = self.settle(state, &mut reducer, outcome, pack)?;
         drop(reducer);
         self.check_replaced()?;
+        self.check_lost_first(state, &outcome.gradients)?;
         let data = self.judge(state, outcome);
         let upload = |(slot, data): (usize, Option<TensorData>)| {
             let Some(data) = data else { return Ok(None) };

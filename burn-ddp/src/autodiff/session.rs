@@ -6,6 +6,7 @@ use super::{
     gather::Step,
     ladder::Ladder,
     ops::DeviceCell,
+    passes::{self, Mark},
     proxy::Proxy,
     sessions::{Sessions, SyncSwitch, lock},
     store::{BackendChanged, GradientStore},
@@ -85,6 +86,8 @@ pub(super) enum Round {
 #[derive(Debug)]
 pub(super) struct State {
     pub(super) uses: UseCounter,
+    /// When the uses began that `uses` counts.
+    pub(super) first_use: Option<Mark>,
     pub(super) store: GradientStore,
     pub(super) round: Round,
     /// Parent of the return steps that this thread records until the next pass ends (see [`Ladder::anchor`]). Not one for all
@@ -174,6 +177,7 @@ impl Session {
             sessions: sessions.clone(),
             state: Mutex::new(State {
                 uses: UseCounter::new(slots, config.expect()),
+                first_use: None,
                 store: GradientStore::new(slots),
                 round: Round::Idle,
                 anchor: None,
@@ -246,6 +250,8 @@ impl Session {
                 anchor
             }
         };
+        passes::end();
+        state.first_use.get_or_insert_with(Mark::now);
         let slot = self.occurrences[occurrence].slot;
         state.trainable[slot].seen = Seen::Trained;
         let tap = Tap {
@@ -271,6 +277,7 @@ impl Session {
 
     /// A traversal of the model met the hook of this occurrence.
     pub(super) fn saw_hook(&self, occurrence: usize) {
+        passes::end();
         self.occurrences[occurrence]
             .seen
             .store(true, Ordering::Relaxed);
@@ -310,6 +317,7 @@ impl Session {
         };
         state.round = Round::Idle;
         state.anchor = None;
+        state.first_use = None;
         state.uses.abandon();
         state.store.discard_pass();
         let Some(reducer) = self.reducer.as_ref().filter(|_| sync) else {
@@ -409,6 +417,7 @@ impl Session {
         };
         let mut fired = vec![None; self.occurrences.len()];
         fired[tap.occurrence] = tap.leaf;
+        passes::begin();
         state.round = Round::Open {
             thread: current,
             sync,

@@ -112,6 +112,21 @@ pub enum ReducerError {
         /// Module path of a parameter.
         path: String,
     },
+    /// A gradient is missing, and Burn loses gradients of threads that run backward at the same time.
+    #[error(
+        "rank {rank}: `{path}` has {fired} gradient contribution(s) in this backward pass where {expected} were due, and another thread of this process was in a \
+         backward pass meanwhile: Burn's autodiff can lose gradients that way (tracel-ai/burn#5573). Use one process per rank, and one thread of it that trains"
+    )]
+    LostGradient {
+        /// The rank that reports.
+        rank: usize,
+        /// Module path of the parameter.
+        path: String,
+        /// Contributions in the last pass that had as many uses of the parameter; its uses in forward if there was none.
+        expected: usize,
+        /// Contributions in this pass.
+        fired: usize,
+    },
     /// A backward pass was left by a panic after it had sent gradients or packed an accumulated window.
     #[error(
         "rank {rank}: an earlier backward pass was interrupted by a panic after it had sent gradients or packed an accumulated window; the ranks can no longer be kept equal: restart the job"

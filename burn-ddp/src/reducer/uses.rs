@@ -25,11 +25,11 @@ pub(crate) enum Fired {
     Unexpected(Broken),
 }
 
-/// What is not as the first pass was, though a static graph was promised.
+/// What is not as in an earlier pass: the first one where a static graph was promised.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Broken {
     pub(crate) slot: usize,
-    /// Contributions in the first pass.
+    /// Contributions in the earlier pass.
     pub(crate) expected: usize,
     /// And in this one, so far.
     pub(crate) fired: usize,
@@ -66,16 +66,22 @@ impl SlotUses {
     /// Not every use reaches the loss (a shape query, a head that is not used): a round with as
     /// many uses as the one before is expected to fire the same ones. Without that history every
     /// use is expected, and one that never fires leaves the slot to the closing of the round.
-    fn all_expected_fired(&self) -> bool {
+    fn all_expected_fired(&self, expect: Expect) -> bool {
         if self.stale {
             return false;
         }
-        match &self.last {
-            Some((created, fired)) if *created == self.created && !fired.is_empty() => {
+        match self.before() {
+            Some(fired) if expect == Expect::AsBefore && !fired.is_empty() => {
                 fired.iter().all(|use_| self.fired.contains(use_))
             }
             _ => self.fired.len() == self.created,
         }
+    }
+
+    /// Which uses fired in the round before, if it had as many.
+    fn before(&self) -> Option<&[usize]> {
+        let (created, fired) = self.last.as_ref()?;
+        (*created == self.created).then_some(fired)
     }
 }
 
@@ -150,7 +156,7 @@ impl UseCounter {
         if state.complete {
             return Fired::Late;
         }
-        state.complete = state.all_expected_fired();
+        state.complete = state.all_expected_fired(self.expect);
         if state.complete {
             Fired::Complete
         } else {
@@ -170,6 +176,35 @@ impl UseCounter {
         })
     }
 
+    /// The first slot with fewer contributions than in the round before, though it has as many uses, once a round is over.
+    pub(crate) fn fewer(&self) -> Option<Broken> {
+        let fewer = |(slot, state): (usize, &SlotUses)| {
+            let expected = match &self.fixed {
+                Some(fixed) => fixed[slot],
+                None if state.stale => return None,
+                None => state.before()?.len(),
+            };
+            let fired = state.count;
+            (fired < expected).then_some(Broken {
+                slot,
+                expected,
+                fired,
+            })
+        };
+        self.slots.iter().enumerate().find_map(fewer)
+    }
+
+    /// A slot none of whose uses has fired, and that has no round before with as many: all of them may have been due.
+    pub(crate) fn silent(&self, slot: usize) -> Option<Broken> {
+        let state = &self.slots[slot];
+        let silent = self.fixed.is_none() && state.created > 0 && state.count == 0;
+        (silent && state.before().is_none()).then_some(Broken {
+            slot,
+            expected: state.created,
+            fired: 0,
+        })
+    }
+
     /// Which slots a static graph has; empty before its first round is over.
     pub(crate) fn fixed(&self) -> &[usize] {
         self.fixed.as_deref().unwrap_or_default()
@@ -186,7 +221,7 @@ impl UseCounter {
     fn forget(&mut self) {
         for state in &mut self.slots {
             state.count = 0;
-            if self.expect == Expect::AsBefore && state.created > 0 && !state.stale {
+            if self.expect != Expect::AsFirst && state.created > 0 && !state.stale {
                 state.fired.sort_unstable();
                 state.last = Some((state.created, std::mem::take(&mut state.fired)));
             } else {
@@ -356,5 +391,57 @@ mod tests {
         assert_eq!(c.fired(a), Fired::Complete);
         c.close();
         assert_eq!(c.fixed(), [1]);
+    }
+
+    #[test]
+    fn fewer_contributions_than_before_show() {
+        for expect in [Expect::AsBefore, Expect::Every, Expect::AsFirst] {
+            let mut c = UseCounter::new(2, expect);
+            let (_shape_query, a, b) = (c.used(1), c.used(1), c.used(1));
+            assert_eq!(c.fewer(), None);
+            for use_ in [a, b] {
+                c.fired(use_);
+            }
+            c.close();
+            let (_shape_query, a, b) = (c.used(1), c.used(1), c.used(1));
+            c.fired(a);
+            let one = Broken {
+                slot: 1,
+                expected: 2,
+                fired: 1,
+            };
+            assert_eq!(c.fewer(), Some(one));
+            c.fired(b);
+            assert_eq!(c.fewer(), None);
+        }
+    }
+
+    #[test]
+    fn fewer_contributions_of_fewer_uses_are_in_order() {
+        let mut c = UseCounter::new(1, Expect::AsBefore);
+        let (a, b) = (c.used(0), c.used(0));
+        for use_ in [a, b] {
+            c.fired(use_);
+        }
+        c.close();
+        let a = c.used(0);
+        c.fired(a);
+        assert_eq!(c.fewer(), None);
+    }
+
+    #[test]
+    fn a_slot_is_silent_when_nothing_of_it_has_ever_been_seen() {
+        let mut c = UseCounter::new(2, Expect::AsBefore);
+        assert_eq!(c.silent(0), None);
+        let _never_fires = c.used(0);
+        let silent = Broken {
+            slot: 0,
+            expected: 1,
+            fired: 0,
+        };
+        assert_eq!((c.silent(0), c.silent(1)), (Some(silent), None));
+        c.close();
+        let _as_before = c.used(0);
+        assert_eq!(c.silent(0), None);
     }
 }

@@ -9,8 +9,8 @@ use burn_ddp_tests::{
     Ending,
     dying::{self, Moment, VICTIM},
     log_to_stderr,
-    models::Mlp,
-    oracle::batch,
+    models::{Mlp, Scalar},
+    oracle::{batch, device},
     ranks,
 };
 use std::{
@@ -111,6 +111,86 @@ fn ddp_01_a_rank_that_runs_out_of_batches() {
             );
             assert!(*elapsed < Duration::from_secs(5 + 2), "{elapsed:?}");
         }
+    }
+}
+
+/// Three steps of `x` unless `leave` says otherwise before one; the gradients, and the error with the time it took.
+fn decide_alone(
+    model: &Scalar,
+    leave: impl Fn(usize) -> Option<bool>,
+) -> (Vec<f32>, Option<(String, Duration)>) {
+    let mut seen = Vec::new();
+    for step in 0..3 {
+        match leave(step) {
+            Some(true) => break,
+            Some(false) => continue,
+            None => {}
+        }
+        let start = Instant::now();
+        match try_backward(&model.loss((1 + step) as f32)) {
+            Ok(grads) => {
+                let grads = GradientsParams::from_grads(grads, model);
+                seen.push(model.gradient(&grads).unwrap());
+            }
+            Err(error) => return (seen, Some((error.to_string(), start.elapsed()))),
+        }
+    }
+    (seen, None)
+}
+
+fn names_the_one_that_left(outcome: &Option<(String, Duration)>, rank: usize) {
+    let (error, elapsed) = outcome.as_ref().unwrap();
+    let left = format!("rank {rank}");
+    assert!(
+        error.contains("has finished and left") && error.contains(&left),
+        "{error}"
+    );
+    assert!(*elapsed < Duration::from_secs(5 + 2), "{elapsed:?}");
+}
+
+/// Rank 1 passes over its second batch by itself, and so its third is averaged with the others' second and nothing with their third.
+#[test]
+fn ddp_05_c_a_rank_that_skips_a_batch_alone() {
+    let test = "ddp_05_c_a_rank_that_skips_a_batch_alone";
+    let runs = ranks(3).timeout(5).watch(test, || {
+        let ddp = Ddp::from_env().unwrap();
+        let model = ddp.wrap(Scalar::new(1.0, &device())).unwrap();
+        decide_alone(&model, |step| {
+            ((ddp.rank(), step) == (1, 1)).then_some(false)
+        })
+    });
+    for traces in runs {
+        let second = (2.0 + 3.0 + 2.0) / 3.0;
+        for (rank, trace) in traces.iter().enumerate() {
+            let (seen, outcome) = trace.finished();
+            let close = |(a, b): (&f32, &f32)| (a - b).abs() < 1e-6;
+            assert_eq!(seen.len(), 2);
+            assert!(seen.iter().zip(&[1.0, second]).all(close), "{seen:?}");
+            match rank {
+                1 => assert_eq!(*outcome, None),
+                _ => names_the_one_that_left(outcome, 1),
+            }
+        }
+    }
+}
+
+/// Losses of 0.10 and 0.20 with a threshold of 0.15, which each rank compares for itself.
+#[test]
+fn ddp_12_a_rank_that_stops_alone() {
+    let test = "ddp_12_a_rank_that_stops_alone";
+    let runs = ranks(2).timeout(5).watch(test, || {
+        let ddp = Ddp::from_env().unwrap();
+        let model = ddp.wrap(Scalar::new(1.0, &device())).unwrap();
+        let own_loss = [0.10, 0.20][ddp.rank()];
+        decide_alone(&model, |step| {
+            (step == 1 && own_loss < 0.15).then_some(true)
+        })
+    });
+    for traces in runs {
+        assert_eq!(*traces[0].finished(), (vec![1.0], None));
+        let (seen, outcome) = traces[1].finished();
+        assert_eq!(*seen, [1.0]);
+        names_the_one_that_left(outcome, 0);
     }
 }
 

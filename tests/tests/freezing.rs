@@ -222,3 +222,43 @@ fn ddp_21_b_wrapped_again_it_is_trained() {
         }
     });
 }
+
+/// Whichever handle forward goes through, what it leads to is reduced. A plain copy is no handle: it is trained on this rank alone,
+/// and the check of the replicas finds that.
+#[test]
+fn ddp_21_a_every_handle_of_the_model_reduces() {
+    let test = "ddp_21_a_every_handle_of_the_model_reduces";
+    let runs = ranks(2).run(test, |ddp: Ddp| {
+        let mut model = ddp.wrap(Mlp::new(&device())).unwrap();
+        let start = parameters(&model);
+        let mut optim = SgdConfig::new().init();
+        let rows = ddp.rank() * 2..ddp.rank() * 2 + 2;
+        for step in 0..3 {
+            let handle = match step {
+                0 => model.clone(),
+                1 => model.valid().train(),
+                _ => {
+                    let mut copy = model.clone();
+                    copy.a = model.a.clone();
+                    copy
+                }
+            };
+            let grads = loss(&handle, step, rows.clone()).backward();
+            let grads = GradientsParams::from_grads(grads, &handle);
+            model = optim.step(0.1, model, grads);
+            assert_same_bits(&ddp, &model);
+        }
+        let trained = parameters(&model);
+        let plain = ddp.unwrap(model.clone());
+        let grads = GradientsParams::from_grads(loss(&plain, 3, rows).backward(), &plain);
+        model = optim.step(0.1, model, grads);
+        let error = ddp.check_replicas(&model).unwrap_err().to_string();
+        (start, trained, error)
+    });
+    for (start, trained, error) in runs.iter().flatten() {
+        let one = load(Mlp::new(&device()), start);
+        let one = train(one, (3, 4, 0.1), (0, 1), loss);
+        assert_close(trained, &parameters(&one), 1e-6);
+        assert!(error.contains("`a.weight`"), "{error}");
+    }
+}

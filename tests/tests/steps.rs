@@ -96,6 +96,39 @@ fn join_inside_a_window_is_an_error_on_all_ranks() {
     }
 }
 
+/// Generator and discriminator, trained in turn: each is joined by a thread of its own.
+#[test]
+fn two_models_are_joined_at_the_same_time() {
+    let test = "two_models_are_joined_at_the_same_time";
+    ranks(2).run(test, |ddp: Ddp| {
+        let [g, d] = [1.0, 2.0].map(|w| ddp.wrap(Scalar::new(w, &device())).unwrap());
+        let (mut of_g, mut of_d) = (Vec::new(), Vec::new());
+        for step in 0..if ddp.is_main() { 1 } else { 3 } {
+            let x = (10 * ddp.rank() + step) as f32;
+            of_d.push(gradient(&d, d.loss(x)));
+            of_d.push(gradient(&d, d.loss(x + 100.0)));
+            of_g.push(gradient(&g, g.loss(x + 1000.0)));
+        }
+        let answer = |model: Scalar, seen: &mut Vec<Option<f32>>| {
+            ddp.join(model, |model, grads| {
+                seen.push(model.gradient(&grads));
+                model
+            })
+            .unwrap()
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(|| answer(g, &mut of_g));
+            scope.spawn(|| answer(d, &mut of_d));
+        });
+        // Of both, then of rank 1 alone.
+        let [first, second, third] = [5.0, 11.0, 12.0];
+        let ours = [first, second, third].map(|x| Some(x + 1000.0));
+        assert_eq!(of_g, ours);
+        let ours = [first, second, third].map(|x| [Some(x), Some(x + 100.0)]);
+        assert_eq!(of_d, ours.concat());
+    });
+}
+
 fn weighted(ddp: &Ddp) -> Scalar {
     let config = WrapConfig::new().reduction(Reduction::WeightedMean);
     ddp.wrap_with(Scalar::new(1.0, &device()), config).unwrap()

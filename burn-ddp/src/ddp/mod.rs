@@ -275,6 +275,8 @@ impl Ddp {
     }
 
     /// The plain model, without hooks; local. Any other reparameterization (LoRA) is merged into its parameter.
+    ///
+    /// What is trained through it is trained on this rank alone: wrap it again for that. To evaluate, `valid()` is enough.
     pub fn unwrap<M: Module>(&self, model: M) -> M {
         model.materialize()
     }

@@ -1,7 +1,10 @@
 //! What a training script says of a step, and hears of it.
 
-use crate::{Ddp, Error, NonFinite, autodiff::join, autodiff::sessions::SyncSwitch};
+use crate::{
+    Ddp, Error, NonFinite, autodiff::join, autodiff::sessions::SyncSwitch, group::GroupError,
+};
 use burn::{module::Module, optim::GradientsParams};
+use std::{panic::resume_unwind, thread};
 
 impl Ddp {
     /// Runs `f`, whose backward passes are those of `samples` samples (or tokens) of this rank.
@@ -47,8 +50,8 @@ impl Ddp {
     /// Means are over the ranks that still have data. For every step that they make, `step` is called with the reduced gradients and must do
     /// what the loop does with them, the same on every rank: so the replicas, and their optimizers' states, stay equal.
     ///
-    /// Other collectives of the loop (a metric, a barrier) are not answered: leave them out of loops of uneven length. Of several wrapped models each
-    /// is joined by a call of its own; those that are trained in turn, from threads of their own.
+    /// Other collectives of the loop (a metric, a barrier) are not answered: leave them out of loops of uneven length. Two models that are trained in
+    /// turn are joined by [`join_pair`](Self::join_pair), more of them by a call each, from threads of their own.
     ///
     /// ```
     /// # use burn::{nn::LinearConfig, optim::{GradientsParams, SgdConfig}, prelude::*};
@@ -94,6 +97,39 @@ impl Ddp {
             model = step(model, gradients)?;
         }
         Ok(model)
+    }
+
+    /// [`join`](Self::join) for two wrapped models that are trained in turn, such as a generator and a discriminator. Collective in the end.
+    ///
+    /// The backward passes of each are answered as they come, in whatever order the others run them, the first model's on a thread of its own. So
+    /// the two steps may run at the same time and must have no collectives.
+    ///
+    /// # Errors
+    ///
+    /// As for `join`; [`Error::Group`] when no thread can be started.
+    pub fn join_pair<A: Module + Send, B: Module>(
+        &self,
+        (a, b): (A, B),
+        step_a: impl FnMut(A, GradientsParams) -> A + Send,
+        step_b: impl FnMut(B, GradientsParams) -> B,
+    ) -> Result<(A, B), Error> {
+        let (a, b) = thread::scope(|scope| {
+            let answer = thread::Builder::new().name("ddp-join".into());
+            let answer = answer.spawn_scoped(scope, || self.join(a, step_a));
+            let answer = answer.map_err(|error| GroupError::Transport {
+                rank: self.rank(),
+                operation: "starting a thread that joins".into(),
+                cause: error.to_string(),
+            })?;
+            let b = self.join(b, step_b);
+            let a = answer.join().unwrap_or_else(|panic| resume_unwind(panic));
+            Ok::<_, GroupError>((a, b))
+        })?;
+        match (a, b) {
+            // One of them has told the other.
+            (Err(a), Err(b)) => Err(if a.is_secondary() { b } else { a }),
+            (a, b) => Ok((a?, b?)),
+        }
     }
 
     /// What was wrong with the last synchronised backward pass, if it gave no gradients because some were no numbers

@@ -96,10 +96,10 @@ fn join_inside_a_window_is_an_error_on_all_ranks() {
     }
 }
 
-/// Generator and discriminator, trained in turn: each is joined by a thread of its own.
+/// Generator and discriminator, trained in turn, the second one twice as often.
 #[test]
-fn two_models_are_joined_at_the_same_time() {
-    let test = "two_models_are_joined_at_the_same_time";
+fn ddp_01_b_two_models_are_joined_together() {
+    let test = "ddp_01_b_two_models_are_joined_together";
     ranks(2).run(test, |ddp: Ddp| {
         let [g, d] = [1.0, 2.0].map(|w| ddp.wrap(Scalar::new(w, &device())).unwrap());
         let (mut of_g, mut of_d) = (Vec::new(), Vec::new());
@@ -109,24 +109,44 @@ fn two_models_are_joined_at_the_same_time() {
             of_d.push(gradient(&d, d.loss(x + 100.0)));
             of_g.push(gradient(&g, g.loss(x + 1000.0)));
         }
-        let answer = |model: Scalar, seen: &mut Vec<Option<f32>>| {
-            ddp.join(model, |model, grads| {
-                seen.push(model.gradient(&grads));
-                model
-            })
-            .unwrap()
+        let see = |seen: &mut Vec<_>, model: Scalar, grads| {
+            seen.push(model.gradient(&grads));
+            model
         };
-        std::thread::scope(|scope| {
-            scope.spawn(|| answer(g, &mut of_g));
-            scope.spawn(|| answer(d, &mut of_d));
-        });
+        let pair = ddp.join_pair(
+            (g, d),
+            |g, grads| see(&mut of_g, g, grads),
+            |d, grads| see(&mut of_d, d, grads),
+        );
+        let (g, d) = pair.unwrap();
         // Of both, then of rank 1 alone.
-        let [first, second, third] = [5.0, 11.0, 12.0];
-        let ours = [first, second, third].map(|x| Some(x + 1000.0));
-        assert_eq!(of_g, ours);
-        let ours = [first, second, third].map(|x| [Some(x), Some(x + 100.0)]);
-        assert_eq!(of_d, ours.concat());
+        let steps = [5.0, 11.0, 12.0];
+        assert_eq!(of_g, steps.map(|x| Some(x + 1000.0)));
+        assert_eq!(of_d, steps.map(|x| [Some(x), Some(x + 100.0)]).concat());
+        // The next epoch begins with both.
+        let x = 2.0 * ddp.rank() as f32;
+        assert_eq!(gradient(&g, g.loss(x)), Some(1.0));
+        assert_eq!(gradient(&d, d.loss(x)), Some(1.0));
     });
+}
+
+/// Rank 1 leaves without joining.
+#[test]
+fn join_pair_fails_with_the_cause() {
+    let runs = ranks(2).run_raw("join_pair_fails_with_the_cause", || {
+        let ddp = Ddp::from_env().unwrap();
+        let [g, d] = [1.0, 2.0].map(|w| ddp.wrap(Scalar::new(w, &device())).unwrap());
+        if !ddp.is_main() {
+            return None;
+        }
+        let joined = ddp.join_pair((g, d), |g, _| g, |d, _| d);
+        Some(joined.map(drop).unwrap_err().to_string())
+    });
+    for run in runs {
+        let text = run[0].1.clone().unwrap().unwrap();
+        assert!(text.contains("rank 1 on"), "{text}");
+        assert!(text.contains("has finished and left"), "{text}");
+    }
 }
 
 fn weighted(ddp: &Ddp) -> Scalar {

@@ -36,7 +36,7 @@ fn course(rank: usize, port: u16) -> Course {
     let x = (rank + 1) as f32;
     let step = || {
         let w = model.w.val();
-        let parts = Tensor::cat(vec![w.clone(), w.clone() * 2.0, w], 0);
+        let parts = Tensor::cat(vec![w.clone(), model.w.val() * 2.0, w], 0);
         let grads = try_backward(&(parts * x).sum()).map_err(|e: burn_ddp::Error| e.to_string())?;
         let grads = GradientsParams::from_grads(grads, &model);
         Ok(grads.get::<1>(model.w.id).map(floats).unwrap_or_default())

@@ -185,7 +185,7 @@ pub enum ReducerError {
     },
     /// `join` was given something else than one wrapped model.
     #[error(
-        "rank {rank}: `join` takes one model as `wrap` returned it, and this one {found}: join each wrapped model by a call of its own"
+        "rank {rank}: `join` takes one model as `wrap` returned it, and this one {found}: join two wrapped models by `join_pair`, more by a call each"
     )]
     NotOneModel {
         /// The rank that reports.

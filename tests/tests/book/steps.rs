@@ -76,6 +76,43 @@ fn ddp_16_a_stream() {
     });
 }
 
+/// As [`join`] for two models; the second has half the gradient.
+#[test]
+fn join_pair() {
+    fn run(ddp: &Ddp, batches: &[&[f32]]) -> Result<(Scalar, Scalar)> {
+        let [generator, discriminator] = [0.0, 0.0].map(|w| Scalar::new(w, &device()));
+        let (mut generator, mut discriminator) = (ddp.wrap(generator)?, ddp.wrap(discriminator)?);
+        let (mut optim_g, mut optim_d) = (SgdConfig::new().init(), SgdConfig::new().init());
+        let lr = 1.0;
+        for batch in batches {
+            let loss = loss_of(&discriminator, batch) / 2.0;
+            let grads = GradientsParams::from_grads(loss.backward(), &discriminator);
+            discriminator = optim_d.step(lr, discriminator, grads);
+            let loss = loss_of(&generator, batch);
+            let grads = GradientsParams::from_grads(loss.backward(), &generator);
+            generator = optim_g.step(lr, generator, grads);
+        }
+        // ANCHOR: join_pair
+        (generator, discriminator) = ddp.join_pair(
+            (generator, discriminator),
+            |model, grads| optim_g.step(lr, model, grads),
+            |model, grads| optim_d.step(lr, model, grads),
+        )?;
+        // ANCHOR_END: join_pair
+        Ok((generator, discriminator))
+    }
+    ranks(2).run("steps::join_pair", |ddp: Ddp| {
+        let mine: &[&[f32]] = if ddp.is_main() {
+            &[&[2.0]]
+        } else {
+            &[&[4.0], &[6.0]]
+        };
+        let (generator, discriminator) = run(&ddp, mine).unwrap();
+        assert_eq!(floats(generator.w.val()), [-9.0]);
+        assert_eq!(floats(discriminator.w.val()), [-4.5]);
+    });
+}
+
 /// Rank 0 has one sample, rank 1 three: the mean over samples is 2, that over ranks 4.
 #[test]
 fn weighted() {

@@ -1,7 +1,10 @@
 //! What a training script says of a step, and hears of it.
 
 use crate::{
-    Ddp, Error, NonFinite, autodiff::join, autodiff::sessions::SyncSwitch, group::GroupError,
+    Ddp, Error, NonFinite,
+    autodiff::join::{self, Answering},
+    autodiff::sessions::SyncSwitch,
+    group::GroupError,
 };
 use burn::{module::Module, optim::GradientsParams};
 use std::{panic::resume_unwind, thread};
@@ -93,9 +96,11 @@ impl Ddp {
         mut model: M,
         mut step: impl FnMut(M, GradientsParams) -> Result<M, Error>,
     ) -> Result<M, Error> {
+        let layers = Answering::begin(&model, self.rank())?;
         while let Some(gradients) = join::answer(&model, self.rank())? {
             model = step(model, gradients)?;
         }
+        layers.end()?;
         Ok(model)
     }
 

@@ -2,15 +2,16 @@
 
 use super::{
     buffers,
+    exchange::{Exchange, Layer},
     hook::ParamHook,
     ladder::Ladder,
-    ops,
+    layers, ops,
     proxy::Proxy,
     session::{Occurrence, Session},
     sessions::{Sessions, SyncSwitch},
 };
 use crate::{
-    config::{BufferPolicy, WrapConfig},
+    config::{BufferPolicy, Reduction, WrapConfig},
     dtype,
     error::Error,
     group::{ProcessGroup, objects},
@@ -67,6 +68,15 @@ pub(crate) fn wrap<M: Module + 'static>(
     } else {
         None
     };
+    let exchange = match survey.layers.is_empty() || group.world_size() == 1 {
+        true => None,
+        false => Some(Exchange::new(
+            group.new_group()?,
+            survey.layers,
+            context.switch.clone(),
+            rule.reduction == Reduction::WeightedMean,
+        )),
+    };
     let session = Session::new(
         rank,
         survey.layout,
@@ -83,7 +93,12 @@ pub(crate) fn wrap<M: Module + 'static>(
         hooks: Hooks::default(),
     };
     let plain = model.clone();
-    let model = model.apply_reparameterization(&mut attach);
+    let mut model = model.apply_reparameterization(&mut attach);
+    if let Some(exchange) = exchange {
+        model = layers::bind(model, exchange.clone());
+        attach.hooks.exchange = Some(exchange.clone());
+        let _ = session.exchange.set(exchange);
+    }
     model.visit(&mut MeetHooks);
     if context.config.buffers != BufferPolicy::Off
         && let Some(buffers) = buffers::of(plain, &model)
@@ -121,6 +136,8 @@ struct Survey {
     occurrences: Vec<Occurrence>,
     device: Device,
     several_devices: bool,
+    /// Synchronised ones.
+    layers: Vec<Layer>,
 }
 
 impl Survey {
@@ -134,9 +151,10 @@ impl Survey {
             fields: Vec::new(),
             device: None,
             several_devices: false,
+            layers: Vec::new(),
             error: None,
         };
-        model.visit(&mut surveyor);
+        layers::find(model, &mut surveyor);
         match (surveyor.error, surveyor.device) {
             (Some(error), _) => Err(error),
             (None, None) => Err(Error::NothingToTrain { rank }),
@@ -145,6 +163,7 @@ impl Survey {
                 occurrences: surveyor.occurrences,
                 device,
                 several_devices: surveyor.several_devices,
+                layers: surveyor.layers,
             }),
         }
     }
@@ -162,6 +181,7 @@ struct Surveyor {
     /// Of the first trainable parameter.
     device: Option<Device>,
     several_devices: bool,
+    layers: Vec<Layer>,
     error: Option<Error>,
 }
 
@@ -241,6 +261,11 @@ impl ModuleVisitor for Surveyor {
 
     fn exit_module(&mut self, _: &str, _: &str) {
         self.path.pop();
+        // The link is a field of the layer.
+        if let Some(channels) = layers::last_found() {
+            let path = self.path.join(".");
+            self.layers.push(Layer { path, channels });
+        }
     }
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
@@ -256,6 +281,7 @@ struct Fingerprint {
     version: String,
     options: String,
     layout: Layout,
+    layers: Vec<Layer>,
 }
 
 fn agree(
@@ -269,6 +295,7 @@ fn agree(
         version: env!("CARGO_PKG_VERSION").to_string(),
         options: config.describe(),
         layout: survey.layout.clone(),
+        layers: survey.layers.clone(),
     };
     let encoding = |cause: postcard::Error| Error::Encoding {
         rank,
@@ -284,6 +311,10 @@ fn agree(
         let layouts = ours.layout.first_difference(&theirs.layout);
         let (what, ours, theirs) = match layouts {
             Some((ours, theirs)) => ("a parameter", ours, theirs),
+            None if ours.layers != theirs.layers => {
+                let (ours, theirs) = first_difference(&ours.layers, &theirs.layers);
+                ("a SyncBatchNorm layer", ours, theirs)
+            }
             None if ours.options != theirs.options => {
                 ("the wrap options", ours.options, theirs.options)
             }
@@ -301,6 +332,17 @@ fn agree(
     Ok(survey)
 }
 
+/// Of layers that are not all equal.
+fn first_difference(ours: &[Layer], theirs: &[Layer]) -> (String, String) {
+    let differs = |index: &usize| ours.get(*index) != theirs.get(*index);
+    let index = (0..ours.len().max(theirs.len())).find(differs);
+    let name = |layers: &[Layer]| {
+        let layer = index.and_then(|index| layers.get(index));
+        layer.map_or("nothing (no further layer)".into(), Layer::to_string)
+    };
+    (name(ours), name(theirs))
+}
+
 /// Attaches a hook to every parameter that is, or may become, trained.
 struct Attach {
     session: Arc<Session>,
@@ -310,15 +352,23 @@ struct Attach {
     hooks: Hooks,
 }
 
-/// The hooks of a wrapped model by module path.
+/// What `wrap` has put into a model.
 #[derive(Debug, Default)]
-pub(crate) struct Hooks(HashMap<String, ParamHook>);
+pub(crate) struct Hooks {
+    /// By module path.
+    params: HashMap<String, ParamHook>,
+    exchange: Option<Arc<Exchange>>,
+}
 
 impl Hooks {
     /// Hooks `model`, a plain copy of the wrapped one with the same parameter ids. Local, and free of copies.
     #[cfg(feature = "train")]
     pub(crate) fn attach<M: Module>(&self, model: M) -> M {
-        model.apply_reparameterization(self)
+        let model = model.apply_reparameterization(self);
+        match &self.exchange {
+            Some(exchange) => layers::bind(model, exchange.clone()),
+            None => model,
+        }
     }
 }
 
@@ -330,7 +380,7 @@ impl Reparameterizer for &Hooks {
         path: &str,
         param: Param<Tensor<D>>,
     ) -> (Param<Tensor<D>>, Option<ParamHook>) {
-        (param, self.0.get(path).cloned())
+        (param, self.params.get(path).cloned())
     }
 }
 
@@ -356,7 +406,7 @@ impl Reparameterizer for &mut Attach {
             occurrence,
             _alive: alive,
         };
-        self.hooks.0.insert(path.to_string(), hook.clone());
+        self.hooks.params.insert(path.to_string(), hook.clone());
         let id = self.session.id(occurrence);
         let param = if param.id == id {
             param

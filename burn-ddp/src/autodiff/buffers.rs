@@ -176,12 +176,12 @@ impl ModuleMapper for Write<'_> {
 }
 
 impl Session {
-    /// Makes the buffers equal on all ranks, after a round to which the `active` ranks have contributed. Collective.
+    /// Makes the buffers equal on all ranks, after a round in whose result the data of the `counted` ranks is. Collective.
     pub(super) fn sync_buffers(
         &self,
         buffers: &mut dyn Buffers,
         reducer: &Reducer,
-        active: &[bool],
+        counted: &[bool],
     ) -> Result<(), ReducerError> {
         let values = buffers.read().map_err(|cause| ReducerError::Read {
             rank: self.rank,
@@ -193,16 +193,16 @@ impl Session {
         match self.buffer_policy {
             BufferPolicy::Off => return Ok(()),
             BufferPolicy::Broadcast => {
-                let root = active.iter().position(|active| *active).unwrap_or(0);
+                let root = counted.iter().position(|counted| *counted).unwrap_or(0);
                 group.broadcast(bytemuck::cast_slice_mut(&mut all), DType::F64, root)?;
             }
             BufferPolicy::Average => {
-                if !active[self.rank] {
+                if !counted[self.rank] {
                     all.fill(0.0);
                 }
                 let bytes = bytemuck::cast_slice_mut(&mut all);
                 group.all_reduce(bytes, DType::F64, ReduceOp::Sum)?;
-                let ranks = active.iter().filter(|active| **active).count();
+                let ranks = counted.iter().filter(|counted| **counted).count();
                 for x in &mut all {
                     *x /= ranks.max(1) as f64;
                 }

@@ -62,14 +62,6 @@ impl Sessions {
         for (closing, session) in &open {
             (closing.close)(session, grads)?;
         }
-        if let Some((_, session)) = open.first()
-            && session.accumulated() == 0
-        {
-            let exchanges = self.take_exchanges();
-            for (_, session) in &open {
-                lock(&session.state).exchanges = exchanges.clone();
-            }
-        }
         Ok(())
     }
 }
@@ -100,11 +92,6 @@ impl Session {
             self.pack::<B>(state, &mut reducer, slot)?;
         }
         reducer.launch_rest()
-    }
-
-    /// Passes in the window that is open.
-    fn accumulated(&self) -> u32 {
-        lock(&self.state).accumulated
     }
 
     /// How to end the round that `thread` has opened here, if any.
@@ -354,7 +341,7 @@ impl Session {
             }
         }
         if let (Some(buffers), Some(reducer)) = (self.buffers.get(), &self.reducer) {
-            self.sync_buffers(&mut **lock(buffers), &lock(reducer), &state.active)?;
+            self.sync_buffers(&mut **lock(buffers), &lock(reducer), &state.counted)?;
         }
         if state.synchronised == ROUNDS_BEFORE_UNUSED_WARNING {
             self.warn_of_unused(state);

@@ -1,18 +1,73 @@
 //! A rank that has run out of data answers the others' rounds until all have.
 
 use super::{
+    exchange::Exchange,
     hook::{ParamHook, last_met, traverse},
     session::{Round, Session, State},
     sessions::lock,
     trainable::Seen,
 };
-use crate::reducer::{Contribution, Reducer, ReducerError};
+use crate::{
+    group::GroupError,
+    reducer::{Contribution, Reducer, ReducerError},
+};
 use burn::{
     module::{Module, ModuleVisitor, Param, Reparameterization},
     optim::GradientsParams,
     tensor::{Tensor, TensorData},
 };
-use std::{sync::Arc, thread};
+use std::{
+    panic,
+    sync::Arc,
+    thread::{self, JoinHandle},
+};
+
+/// Answers the exchanges of a model's synchronised layers, on a thread of its own: what a rank with data does in a step between two rounds of the
+/// reduction is nothing that this one could know.
+#[derive(Debug)]
+pub(crate) struct Answering(Option<(Arc<Exchange>, JoinHandle<Result<(), ReducerError>>)>);
+
+impl Answering {
+    /// Begins, if `model` has such layers. Collective in the end.
+    pub(crate) fn begin<M: Module>(model: &M, rank: usize) -> Result<Self, ReducerError> {
+        let mut collect = Collect::default();
+        traverse(model, &mut collect);
+        let exchange = collect.session.and_then(|s| s.exchange.get().cloned());
+        let Some(exchange) = exchange.filter(|_| !collect.several) else {
+            return Ok(Self(None));
+        };
+        let answering = exchange.clone();
+        let answer = move || {
+            let answered = answering.answer();
+            answered.inspect_err(|error| answering.abort(error))
+        };
+        let thread = thread::Builder::new().name("ddp-join".into()).spawn(answer);
+        let thread = thread.map_err(|error| GroupError::Transport {
+            rank,
+            operation: "starting the thread that answers for layers".into(),
+            cause: error.to_string(),
+        })?;
+        Ok(Self(Some((exchange, thread))))
+    }
+
+    /// Returns once all ranks have come here.
+    pub(crate) fn end(mut self) -> Result<(), ReducerError> {
+        match self.0.take().map(|(_, thread)| thread.join()) {
+            None => Ok(()),
+            Some(Ok(answered)) => answered,
+            Some(Err(panicked)) => panic::resume_unwind(panicked),
+        }
+    }
+}
+
+impl Drop for Answering {
+    /// This rank leaves without the others, with an error or a panic.
+    fn drop(&mut self) {
+        if let Some((exchange, _)) = &self.0 {
+            exchange.abort(&"a rank has left `join` before the others");
+        }
+    }
+}
 
 /// Answers one round of `model`'s reduction without data of this rank's own. Collective. The gradients of the ranks that have data;
 /// `None` once no rank has any, or if the model has nobody to wait for.
@@ -115,10 +170,6 @@ impl Session {
         // What forward passes without a backward pass have shown says nothing of the others' step.
         for trainable in &mut state.trainable {
             trainable.seen = Seen::Unused;
-        }
-        // Nobody has data: then none of the others is in a forward pass, and all come to the same answer in the round.
-        if let Some(gather) = self.sessions.gather.get() {
-            gather.repeat(&state.exchanges)?;
         }
         let outcome = {
             let mut reducer = lock(reducer);

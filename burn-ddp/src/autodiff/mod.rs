@@ -25,11 +25,13 @@
 pub(crate) mod attach;
 mod buffers;
 mod closing;
-pub(crate) mod gather;
+pub(crate) mod exchange;
 mod hook;
 pub(crate) mod join;
 mod ladder;
+pub(crate) mod layers;
 mod lost;
+pub(crate) mod normalize;
 mod ops;
 mod passes;
 mod proxy;

@@ -3,7 +3,7 @@
 use super::{
     buffers::Buffers,
     closing::{Closing, Reduced},
-    gather::Step,
+    exchange::Exchange,
     ladder::Ladder,
     ops::DeviceCell,
     passes::{self, Mark},
@@ -100,10 +100,8 @@ pub(super) struct State {
     /// in their range. Equal on all ranks, and the same for a whole window.
     pub(super) weight_unit: f64,
     pub(super) synchronised: u64,
-    /// Ranks that have contributed to the last synchronised pass.
-    pub(super) active: Vec<bool>,
-    /// What statistics this rank has exchanged from one synchronised pass to the next, the last time.
-    pub(super) exchanges: Vec<Step>,
+    /// Ranks whose data is in the result of the last synchronised pass.
+    pub(super) counted: Vec<bool>,
     /// The verdict of the last synchronised pass.
     pub(super) not_finite: Option<NonFinite>,
     /// What each slot is at present.
@@ -137,6 +135,8 @@ pub(crate) struct Session {
     pub(super) buffer_policy: BufferPolicy,
     /// Set once the model is known to have any.
     pub(super) buffers: OnceLock<Mutex<Box<dyn Buffers>>>,
+    /// Set if the model has synchronised layers, and more than one rank.
+    pub(super) exchange: OnceLock<Arc<Exchange>>,
     /// The model is spread over devices.
     pub(super) several_devices: bool,
     /// Every pass is as the first one.
@@ -171,6 +171,7 @@ impl Session {
             rule: config.rule(),
             buffer_policy: config.buffers,
             buffers: OnceLock::new(),
+            exchange: OnceLock::new(),
             several_devices,
             static_graph: config.static_graph,
             switch,
@@ -189,8 +190,7 @@ impl Session {
                     1.0
                 },
                 synchronised: 0,
-                active: Vec::new(),
-                exchanges: Vec::new(),
+                counted: Vec::new(),
                 not_finite: None,
                 trainable: vec![Trainable::default(); slots],
                 ever_used: vec![false; slots],

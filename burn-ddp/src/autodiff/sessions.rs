@@ -1,14 +1,11 @@
 //! What all wrapped models of a process share.
 
-use super::{
-    gather::{Gather, Step},
-    session::Session,
-};
-use crate::{group::GroupError, reducer::CommHook};
+use super::session::Session;
+use crate::reducer::CommHook;
 use std::{
     collections::HashMap,
     sync::{
-        Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
         atomic::{AtomicUsize, Ordering},
     },
     thread::{self, ThreadId},
@@ -55,17 +52,11 @@ impl SyncSwitch {
 ///
 /// A graph may run through several of them; its first return step ends the rounds of all.
 #[derive(Debug, Default)]
-pub(crate) struct Sessions {
-    all: Mutex<Vec<Weak<Session>>>,
-    /// Of the statistics that layers exchange, once there are such layers.
-    pub(super) gather: OnceLock<Gather>,
-    /// What they have exchanged since the last synchronised pass.
-    pub(super) exchanges: Mutex<Vec<Step>>,
-}
+pub(crate) struct Sessions(Mutex<Vec<Weak<Session>>>);
 
 impl Sessions {
     pub(crate) fn add(&self, session: &Arc<Session>) {
-        let mut sessions = lock(&self.all);
+        let mut sessions = lock(&self.0);
         sessions.retain(|s| s.strong_count() > 0);
         sessions.push(Arc::downgrade(session));
     }
@@ -77,22 +68,8 @@ impl Sessions {
         hooks.any(|other| Arc::ptr_eq(other, hook))
     }
 
-    /// How layers exchange statistics; made by `new` the first time.
-    pub(crate) fn gather(
-        &self,
-        new: impl FnOnce() -> Result<Gather, GroupError>,
-    ) -> Result<Gather, GroupError> {
-        match self.gather.get() {
-            Some(gather) => Ok(gather.clone()),
-            None => {
-                let gather = new()?;
-                Ok(self.gather.get_or_init(|| gather).clone())
-            }
-        }
-    }
-
     pub(crate) fn live(&self) -> Vec<Arc<Session>> {
-        lock(&self.all).iter().filter_map(Weak::upgrade).collect()
+        lock(&self.0).iter().filter_map(Weak::upgrade).collect()
     }
 }
 

@@ -6,6 +6,7 @@
 
 use super::session::{Session, State};
 use crate::{
+    config::Reduction,
     group::objects,
     reducer::{Outcome, Reducer, ReducerError},
 };
@@ -81,14 +82,25 @@ impl Session {
             *ever |= used;
         }
         state.synchronised += 1;
-        state.active = outcome
-            .contributions
-            .iter()
-            .map(|rank| rank.active)
-            .collect();
+        state.counted = self.counted(&outcome);
         let samples = outcome.contributions.iter().map(|rank| rank.samples);
         self.set_weight_unit(state, samples.max().unwrap_or(0));
         Ok(outcome)
+    }
+
+    /// The ranks whose data is in the outcome: not those that have run out of it or have no sample, nor those whose gradients are not finite. All that
+    /// took part if that leaves none.
+    fn counted(&self, outcome: &Outcome) -> Vec<bool> {
+        let weighted = self.rule.reduction == Reduction::WeightedMean;
+        let ranks = outcome.contributions.iter().enumerate();
+        let counts = ranks.map(|(rank, own)| {
+            own.active && (!weighted || own.samples > 0) && !outcome.finding.ranks.contains(&rank)
+        });
+        let counted: Vec<bool> = counts.collect();
+        match counted.contains(&true) {
+            true => counted,
+            false => outcome.contributions.iter().map(|own| own.active).collect(),
+        }
     }
 
     /// New buckets for what the ranks have seen; the slots that had no place before. Collective.

@@ -8,7 +8,6 @@ pub use stats::Stats;
 use crate::{
     autodiff::{
         attach::{self, Hooks, WrapContext},
-        gather::Gather,
         sessions::{Sessions, SyncSwitch},
     },
     config::WrapConfig,
@@ -170,20 +169,6 @@ impl Ddp {
 
     pub(crate) fn sessions(&self) -> &Sessions {
         &self.inner.sessions
-    }
-
-    /// How layers exchange statistics with the other ranks. The first call is collective.
-    pub(crate) fn gather(&self) -> Result<Gather, Error> {
-        let inner = &self.inner;
-        let new = || {
-            let group = inner.root.new_group()?;
-            Ok(Gather::new(
-                group,
-                inner.switch.clone(),
-                inner.sessions.clone(),
-            ))
-        };
-        Ok(inner.sessions.gather(new)?)
     }
 
     /// A loader of this rank's shard of `dataset`, reshuffled each epoch by itself; see [`LoaderBuilder`]. Its `build` is collective.

@@ -39,6 +39,33 @@ pub enum ReducerError {
         /// Contributions in this pass when it was noticed.
         fired: usize,
     },
+    /// The ranks came to different [`SyncBatchNorm`](crate::train::SyncBatchNorm) layers.
+    #[error(
+        "rank {rank}: the ranks are in different SyncBatchNorm layers: rank {first} in {first_in}, rank {other} in {other_in}. Every rank must come through \
+         the same ones in the same order"
+    )]
+    LayersDiffer {
+        /// The rank that reports.
+        rank: usize,
+        /// The first rank that has data.
+        first: usize,
+        /// Where it is.
+        first_in: String,
+        /// The first rank that is elsewhere.
+        other: usize,
+        /// Where that is.
+        other_in: String,
+    },
+    /// A [`SyncBatchNorm`](crate::train::SyncBatchNorm) layer cannot do its part on this rank.
+    #[error("rank {rank}: SyncBatchNorm `{path}`: {cause}")]
+    Layer {
+        /// The rank that reports.
+        rank: usize,
+        /// Module path of the layer.
+        path: String,
+        /// Why.
+        cause: String,
+    },
     /// The ranks closed accumulation windows of different lengths.
     #[error(
         "rank {rank}: accumulation windows differ: {} (counted modulo 128). Every rank must leave `no_sync` after the same \

@@ -1,23 +1,33 @@
 //! Batch norm over the batches of all ranks.
 
-use crate::{Ddp, Error, autodiff::gather::Gather, error::BackwardPanic, group::GroupError};
+use crate::{
+    Error,
+    autodiff::{
+        exchange::Statistics,
+        layers::{Bound, Link},
+        normalize::{Normalized, normalized, wide},
+    },
+    error::BackwardPanic,
+    reducer::ReducerError,
+};
 use burn::{
     module::{Flag, Module, Param, RunningState},
     nn::BatchNorm,
-    tensor::{DType, Tensor, TensorData},
+    tensor::{Tensor, TensorData},
 };
 
 /// Burn's [`BatchNorm`] with the statistics of all ranks' batches: output, gradients and running statistics are those of one process on the
 /// concatenated batch.
 ///
-/// Takes the place of `BatchNorm` in a model; their records are the same. In training each forward pass and each backward pass through it has one collective of
-/// two numbers a channel (and rank, in backward), for which the ranks wait for each other: all ranks must come through the same such
-/// layers in the same order. In evaluation, and in a world of one, it is Burn's own.
+/// Takes the place of `BatchNorm` in a model; their records are the same. Until the model is [wrapped](crate::Ddp::wrap), in evaluation and in a world of one it
+/// is Burn's layer. In a wrapped model in training, each forward pass and each backward pass through it has one all-gather of two f64 numbers a
+/// channel (of the model's widest such layer), for which the ranks wait for each other: all ranks must come through the same such layers in the same
+/// order, which is checked.
 ///
-/// Ranks may have batches of different sizes. Gradients are right for a loss that is a mean over the rank's samples under
-/// [`Reduction::Mean`](crate::Reduction::Mean) (the mean of the ranks' losses) and, in [`Ddp::weighted`], under `WeightedMean` (the mean over samples). [`Ddp::join`]
-/// answers for it: a rank that has run out of data repeats the exchanges of its own last step with no samples, so it needs to have made one. Statistics
-/// of 16-bit inputs are computed in f32.
+/// Ranks may have batches of different sizes, or empty ones. Gradients are right for a loss that is a mean over the rank's samples under
+/// [`Reduction::Mean`](crate::Reduction::Mean) (the mean of the ranks' losses) and, in [`Ddp::weighted`](crate::Ddp::weighted), under `WeightedMean` (the mean
+/// over samples). [`Ddp::join`](crate::Ddp::join) answers for it, whatever the other ranks do in a step. Statistics of 16-bit inputs are computed in f32, and
+/// put together in f64.
 ///
 /// S. Ioffe and C. Szegedy, "Batch Normalization", ICML 2015; the parts are put together as in T. F. Chan, G. H. Golub and R. J. LeVeque, "Updating Formulae and
 /// a Pairwise Algorithm for Computing Sample Variances", 1979.
@@ -27,7 +37,8 @@ use burn::{
 /// # use burn_ddp::{Ddp, train::SyncBatchNorm};
 /// # fn train(ddp: Ddp) -> Result<(), burn_ddp::Error> {
 /// # let device = ddp.device(Device::flex())?.autodiff();
-/// let norm = SyncBatchNorm::new(BatchNormConfig::new(4).init(&device), &ddp)?;
+/// let norm = SyncBatchNorm::new(BatchNormConfig::new(4).init(&device));
+/// let norm = ddp.wrap(norm)?;
 /// let y = norm.forward(Tensor::<2>::ones([8, 4], &device));
 /// # Ok(())
 /// # }
@@ -49,18 +60,20 @@ pub struct SyncBatchNorm {
     pub momentum: f64,
     /// Added to the variance.
     pub epsilon: f64,
-    #[module(skip)]
-    gather: Gather,
+    link: Link,
+}
+
+impl From<BatchNorm> for SyncBatchNorm {
+    fn from(norm: BatchNorm) -> Self {
+        Self::new(norm)
+    }
 }
 
 impl SyncBatchNorm {
-    /// The same layer over all ranks. The first one of a process is collective.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Group`] when the peers do not make the same call.
-    pub fn new(norm: BatchNorm, ddp: &Ddp) -> Result<Self, Error> {
-        Ok(Self {
+    /// The same layer over all ranks, from `wrap` on. Local.
+    pub fn new(norm: BatchNorm) -> Self {
+        Self {
+            link: Link::new(norm.gamma.shape().num_elements()),
             gamma: norm.gamma,
             beta: norm.beta,
             training: norm.training,
@@ -68,8 +81,7 @@ impl SyncBatchNorm {
             running_var: norm.running_var,
             momentum: norm.momentum,
             epsilon: norm.epsilon,
-            gather: ddp.gather()?,
-        })
+        }
     }
 
     /// Burn's layer with the same parameters and running statistics. Local.
@@ -85,7 +97,7 @@ impl SyncBatchNorm {
         }
     }
 
-    /// `[samples, channels, ...]` to the same shape. Collective in training; so is the backward pass through it.
+    /// `[samples, channels, ...]` to the same shape. Collective in training, in a wrapped model; so is the backward pass through it.
     ///
     /// # Panics
     ///
@@ -94,70 +106,90 @@ impl SyncBatchNorm {
     pub fn forward<const D: usize>(&self, input: Tensor<D>) -> Tensor<D> {
         match self.train_or_infer(input) {
             Ok(output) => output,
-            Err(error) => BackwardPanic::raise(error.into()),
+            Err(error) => BackwardPanic::raise(error),
         }
     }
 
-    /// [`forward`](Self::forward) with the loss of a peer as an error. Collective in training.
+    /// [`forward`](Self::forward) with the loss of a peer as an error. Collective in training, in a wrapped model.
     ///
     /// # Errors
     ///
-    /// [`Error::Group`] when a peer is lost, does not come in time, or comes with another layer.
+    /// [`Error::Reducer`] when a peer is lost, does not come in time, or comes with another layer. The job cannot go on.
     pub fn try_forward<const D: usize>(&self, input: Tensor<D>) -> Result<Tensor<D>, Error> {
         Ok(self.train_or_infer(input)?)
     }
 
-    fn train_or_infer<const D: usize>(&self, input: Tensor<D>) -> Result<Tensor<D>, GroupError> {
-        let train = input.device().is_autodiff() && self.training.is_enabled();
-        match train && self.gather.world_size() > 1 {
-            true => self.train(input),
-            false => Ok(self.clone().into_batch_norm().forward(input)),
+    fn train_or_infer<const D: usize>(&self, input: Tensor<D>) -> Result<Tensor<D>, ReducerError> {
+        let channels = self.gamma.shape().num_elements();
+        let trains = input.device().is_autodiff() && self.training.is_enabled();
+        // Burn's layer also says what is wrong with a shape.
+        let fits = D >= 2 && input.dims().get(1) == Some(&channels);
+        match self.link.bound().filter(|_| trains && fits) {
+            None => Ok(self.clone().into_batch_norm().forward(input)),
+            Some(at) => {
+                let output = self.train(input, at, channels);
+                output.inspect_err(|error| at.exchange.abort(error))
+            }
         }
     }
 
-    fn train<const D: usize>(&self, input: Tensor<D>) -> Result<Tensor<D>, GroupError> {
-        let [channels] = self.gamma.shape().dims();
-        let (dims, input_dtype) = (input.dims(), input.dtype());
-        let wide = match input_dtype {
-            DType::F16 | DType::BF16 => input.cast(DType::F32),
-            _ => input,
+    fn train<const D: usize>(
+        &self,
+        input: Tensor<D>,
+        at: &Bound,
+        channels: usize,
+    ) -> Result<Tensor<D>, ReducerError> {
+        let (device, dtype) = (input.device(), input.dtype());
+        let x = input.clone().detach().cast(wide(dtype));
+        let own =
+            own_statistics(x.clone(), channels).map_err(|e| at.exchange.cannot(at.layer, e))?;
+        let all = at.exchange.statistics(at.layer, &own)?;
+        let per_channel = |values: Vec<f64>| {
+            let data = TensorData::new(values, [channels]).convert_dtype(wide(dtype));
+            Tensor::<1>::from_data(data, (&device, wide(dtype)))
         };
-        let samples = wide.shape().num_elements() / dims[1].max(1);
-        let rows = wide.clone().swap_dims(0, 1).reshape([dims[1], samples]);
-        let mean = rows.clone().mean_dim(1);
-        let centered = rows - mean.clone();
-        let variance = (centered.clone() * centered).mean_dim(1);
-        let own = Tensor::cat(vec![mean, variance], 1).swap_dims(0, 1);
-        let (all, counts) = self
-            .gather
-            .statistics(own.reshape([2 * dims[1]]), samples as u64)?;
-
-        let ranks = counts.len();
-        let total: u64 = counts.iter().sum();
-        let shares = counts.iter().map(|n| *n as f64 / total.max(1) as f64);
-        let shares = TensorData::new(shares.collect::<Vec<f64>>(), [ranks, 1]);
-        let dtype = all.dtype();
-        let shares = Tensor::<2>::from_data(shares.convert_dtype(dtype), (&all.device(), dtype));
-        let means = all.clone().slice([0..ranks, 0..channels]);
-        let variances = all.slice([0..ranks, channels..2 * channels]);
-        let mean = (means.clone() * shares.clone()).sum_dim(0);
-        let apart = means - mean.clone();
-        let variance = ((variances + apart.clone() * apart) * shares).sum_dim(0);
-
-        self.update(&self.running_mean, mean.clone());
-        self.update(&self.running_var, variance.clone());
         let mut shape = [1; D];
         shape[1] = channels;
-        let scale = variance.add_scalar(self.epsilon).sqrt();
-        let normal = (wide - mean.reshape(shape)) / scale.reshape(shape);
-        let normal = normal.cast(input_dtype);
+        let deviation = all
+            .variance
+            .iter()
+            .map(|v| (v + self.epsilon).sqrt().recip());
+        let deviation = per_channel(deviation.collect()).reshape(shape);
+        let mean = per_channel(all.mean);
+        let normal = (x - mean.clone().reshape(shape)) * deviation.clone();
+        if all.count > 0.0 {
+            self.update(&self.running_mean, mean);
+            self.update(&self.running_var, per_channel(all.variance));
+        }
+        let of = Normalized::new(at, channels, all.count);
+        let normal = normalized(input, normal.cast(dtype), deviation, of);
         Ok(normal * self.gamma.val().reshape(shape) + self.beta.val().reshape(shape))
     }
 
-    fn update(&self, running: &RunningState<Tensor<1>>, batch: Tensor<2>) {
+    fn update(&self, running: &RunningState<Tensor<1>>, batch: Tensor<1>) {
         let old = running.value_sync().to_device(&batch.device());
-        let batch = batch.detach().squeeze::<1>().cast(old.dtype());
+        let batch = batch.cast(old.dtype());
         let new = old.mul_scalar(1.0 - self.momentum) + batch.mul_scalar(self.momentum);
         running.update(new.detach());
     }
+}
+
+/// Of this rank's batch, which may be empty: the deviations are taken from the mean, not from zero.
+fn own_statistics<const D: usize>(x: Tensor<D>, channels: usize) -> Result<Statistics, String> {
+    let count = x.shape().num_elements() / channels.max(1);
+    if count == 0 {
+        return Ok(Statistics::empty(channels));
+    }
+    let rows = x.swap_dims(0, 1).reshape([channels, count]);
+    let mean = rows.clone().mean_dim(1);
+    let apart = rows - mean.clone();
+    let variance = (apart.clone() * apart).mean_dim(1);
+    let both = Tensor::cat(vec![mean, variance], 0);
+    let mut values = both.try_into_vec_as::<f64>().map_err(|e| e.to_string())?;
+    let variance = values.split_off(channels);
+    Ok(Statistics {
+        count: count as f64,
+        mean: values,
+        variance,
+    })
 }

@@ -292,10 +292,9 @@ fn batch_norm() {
     fn run(ddp: Ddp, device: Device, input: Tensor<2>) -> Result<Tensor<2>> {
         // ANCHOR: sync_batch_norm
         let norm = BatchNormConfig::new(2).init(&device);
-        let norm = SyncBatchNorm::new(norm, &ddp)?; // same parameters, same records
-        let output = norm.forward(input);
+        let norm = SyncBatchNorm::new(norm); // same parameters, same records
         // ANCHOR_END: sync_batch_norm
-        Ok(output)
+        Ok(ddp.wrap(norm)?.forward(input))
     }
     ranks(2).run("steps::batch_norm", |ddp: Ddp| {
         wrap(&ddp, Scalar::new(0.0, &device())).unwrap();

@@ -427,8 +427,9 @@ fn a_layer_that_is_skipped_is_an_error_on_both_ranks() {
         let layer = |_| SyncBatchNorm::new(BatchNormConfig::new(4).init(&device()));
         let layers: Vec<_> = (0..2).map(layer).collect();
         let layers = ddp.wrap(layers).unwrap();
-        let x = layers[0].try_forward(data(0.0, &device()).require_grad());
-        let x = x.unwrap();
+        // Not a leaf, whose gradient would be computed after the reduction.
+        let x = data(0.0, &device()).require_grad() * 2.0;
+        let x = layers[0].try_forward(x).unwrap();
         let x = match ddp.rank() {
             0 => x,
             _ => layers[1].forward(x),
@@ -593,6 +594,6 @@ fn sync_batch_norm_x_join_without_a_step_and_in_other_windows() {
             let passes = if step == 3 { 0..1 } else { 0..step + 1 };
             passes.map(pass).reduce(|a, b| a + b).unwrap()
         });
-        assert_close(ours, &oracle, 2e-6);
+        assert_close(ours, &oracle, 5e-6);
     }
 }

@@ -3,9 +3,11 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use burn::{
+    module::{Param, RunningState},
     nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig},
     optim::{GradientsParams, SgdConfig, momentum::MomentumConfig},
     prelude::*,
+    tensor::DType,
 };
 use burn_ddp::{
     BufferPolicy, Ddp, Error, NonFinitePolicy, Reduction, WrapConfig, train::SyncBatchNorm,
@@ -346,6 +348,75 @@ fn values_of_one_layer() {
     }
 }
 
+/// One channel, whose values are `means` of the ranks plus and minus one, in `dtype`: output and gradient of the first two rows, running mean and variance.
+fn narrow_or_wide(ddp: &Ddp, dtype: DType, means: [f64; 2]) -> [f64; 6] {
+    let tensor = |values: Vec<f64>| {
+        let data = TensorData::new(values, [1]).convert_dtype(dtype);
+        Tensor::<1>::from_data(data, (&device(), dtype))
+    };
+    let norm = ddp.wrap(SyncBatchNorm::new(BatchNorm {
+        gamma: Param::from_tensor(tensor(vec![1.0])),
+        beta: Param::from_tensor(tensor(vec![0.0])),
+        training: Param::from_bool(true),
+        running_mean: RunningState::new(tensor(vec![0.0])),
+        running_var: RunningState::new(tensor(vec![1.0])),
+        momentum: 0.1,
+        epsilon: 0.0,
+    }));
+    let norm = norm.unwrap();
+    let mean = means[ddp.rank()];
+    let data = |values: Vec<f64>| {
+        let data = TensorData::new(values, [2, 1]).convert_dtype(dtype);
+        Tensor::<2>::from_data(data, (&device(), dtype))
+    };
+    let x = data(vec![mean - 1.0, mean + 1.0]).require_grad();
+    let y = norm.forward(x.clone());
+    // The gradient of the output: 1 and 3 on rank 0, nothing on rank 1.
+    let main = f64::from(u8::from(ddp.is_main()));
+    let grads = (y.clone() * data(vec![main, 3.0 * main])).sum().backward();
+    let values = |x: Tensor<2>| x.try_into_vec_as::<f64>().unwrap();
+    let (y, dx) = (values(y), values(x.grad(&grads).unwrap()));
+    let norm = norm.valid();
+    let running = |x: &RunningState<Tensor<1>>| x.value().try_into_vec_as::<f64>().unwrap()[0];
+    let (mean, var) = (running(&norm.running_mean), running(&norm.running_var));
+    [y[0], y[1], dx[0], dx[1], mean, var]
+}
+
+#[test]
+fn statistics_of_16_bits_are_of_32_and_those_of_64_of_64() {
+    let test = "statistics_of_16_bits_are_of_32_and_those_of_64_of_64";
+    let runs = ranks(2).run(test, |ddp: Ddp| {
+        // The mean is 1500, the variance 250001, which is no f16.
+        let half = narrow_or_wide(&ddp, DType::F16, [1000.0, 2000.0]);
+        // 10000001 and a variance of 2; f32 has no such number.
+        let double = narrow_or_wide(&ddp, DType::F64, [1e7, 1e7 + 2.0]);
+        (half, double)
+    });
+    let close = |ours: [f64; 6], expected: [f64; 6], tolerance: f64| {
+        for (x, y) in ours.into_iter().zip(expected) {
+            assert!((x - y).abs() <= tolerance * y.abs().max(1e-3), "{ours:?}");
+        }
+    };
+    for run in runs {
+        for (rank, (half, double)) in run.into_iter().enumerate() {
+            let y = [[-501.0, -499.0], [499.0, 501.0]][rank].map(|x| x / 250001_f64.sqrt());
+            // (dy - 1 - y * sum(dy * y) / 4) / 500.
+            let along = (-501.0 - 3.0 * 499.0) / 250001_f64.sqrt() / 4.0;
+            let dy = [[1.0, 3.0], [0.0, 0.0]][rank];
+            let dx = [0, 1].map(|i| (dy[i] - 1.0 - y[i] * along) / 250001_f64.sqrt());
+            close(half, [y[0], y[1], dx[0], dx[1], 150.0, 25001.0], 1e-3);
+            // By hand: -2 0 | 0 2 around the mean.
+            let root = 2_f64.sqrt();
+            let (y, dx) = match rank {
+                // sum(dy * y) = -root, of which a quarter along each y.
+                0 => ([-root, 0.0], [(0.0 - 0.5) / root, 2.0 / root]),
+                _ => ([0.0, root], [-1.0 / root, (-1.0 + 0.5) / root]),
+            };
+            close(double, [y[0], y[1], dx[0], dx[1], 1000000.1, 1.1], 1e-12);
+        }
+    }
+}
+
 #[test]
 fn evaluation_and_records_are_those_of_the_plain_layer() {
     ranks(2).run(
@@ -494,7 +565,7 @@ fn an_empty_batch_counts_for_nothing() {
         let norm = BatchNormConfig::new(4).init(&device());
         let norm = ddp.wrap_with(norm, config).unwrap();
         let x = data(10.0, &device());
-        let x = if ddp.is_main() { x } else { x.slice([0..0]) };
+        let x = if ddp.is_main() { x } else { x.slice(s![0..0, ..]) };
         let samples = x.dims()[0];
         let loss = square(norm.forward(x));
         ddp.weighted(samples, || loss.backward());

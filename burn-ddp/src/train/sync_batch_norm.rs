@@ -168,9 +168,12 @@ impl SyncBatchNorm {
 
     fn update(&self, running: &RunningState<Tensor<1>>, batch: Tensor<1>) {
         let old = running.value_sync().to_device(&batch.device());
-        let batch = batch.cast(old.dtype());
-        let new = old.mul_scalar(1.0 - self.momentum) + batch.mul_scalar(self.momentum);
-        running.update(new.detach());
+        let kept = old
+            .clone()
+            .cast(batch.dtype())
+            .mul_scalar(1.0 - self.momentum);
+        let new = kept + batch.mul_scalar(self.momentum);
+        running.update(new.cast(old.dtype()).detach());
     }
 }
 

@@ -22,7 +22,7 @@ use burn::train::{
 use burn_ddp::{
     Ddp,
     data::{LoaderBuilder, Tail},
-    train::Mean,
+    train::{Mean, SyncBatchNorm},
 };
 use burn_ddp_tests::{Ending, in_rank, oracle::floats, ranks};
 use std::{
@@ -407,10 +407,11 @@ fn a_resumed_training_is_the_uninterrupted_one() {
     }
 }
 
-/// A batch normalization before the weight of [`Model`].
+/// Batch normalizations before the weight of [`Model`].
 #[derive(Module, Debug)]
 struct Normed {
     norm: BatchNorm,
+    sync: SyncBatchNorm,
     w: Param<Tensor<1>>,
 }
 
@@ -419,7 +420,8 @@ impl TrainStep for Normed {
     type Output = RegressionOutput;
 
     fn step(&self, batch: Tensor<1>) -> TrainOutput<RegressionOutput> {
-        let x = self.norm.forward(batch.unsqueeze_dim::<2>(1));
+        let x = batch.unsqueeze_dim::<2>(1);
+        let x = self.norm.forward(x.clone()) + self.sync.forward(x);
         let output = x * self.w.val().unsqueeze();
         let loss = output.clone().mean();
         let grads = loss.backward();
@@ -446,6 +448,7 @@ fn running_statistics_are_those_of_all_ranks() {
         let device = Device::flex().autodiff();
         let model = Normed {
             norm: BatchNormConfig::new(1).init(&device),
+            sync: SyncBatchNorm::new(BatchNormConfig::new(1).init(&device)),
             w: Param::from_tensor(Tensor::ones([1], &device)),
         };
         let train = loader(&ddp, &[1.0, 3.0, 7.0, 9.0]).batch_size(2);
@@ -457,10 +460,18 @@ fn running_statistics_are_those_of_all_ranks() {
             .launch(Learner::new(model, SgdConfig::new().init(), 0.5));
         assert!(result.error.is_none());
         ddp.check_replicas(&result.model).unwrap();
-        floats(result.model.norm.running_mean.value())[0]
+        let Normed { norm, sync, .. } = result.model;
+        [norm, sync.into_batch_norm()].map(|norm| {
+            let [mean, var] = [norm.running_mean, norm.running_var];
+            [floats(mean.value())[0], floats(var.value())[0]]
+        })
     });
-    for mean in runs.into_iter().flatten() {
-        assert!((mean - 0.5).abs() < 1e-6, "{mean}");
+    for [norm, sync] in runs.into_iter().flatten() {
+        assert!((norm[0] - 0.5).abs() < 1e-6, "{norm:?}");
+        assert!((norm[1] - 1.0).abs() < 1e-6, "{norm:?}");
+        assert!((sync[0] - 0.5).abs() < 1e-6, "{sync:?}");
+        // 0.9 + 0.1 * (16 + 4 + 4 + 16) / 4.
+        assert!((sync[1] - 1.9).abs() < 1e-6, "{sync:?}");
     }
 }
 

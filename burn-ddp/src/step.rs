@@ -1,7 +1,9 @@
 //! What a training script says of a step, and hears of it.
 
 use crate::{
-    Ddp, Error, NonFinite, autodiff::join, autodiff::sessions::SyncSwitch, group::GroupError,
+    Ddp, Error, NonFinite, ReducerError,
+    autodiff::{join, sessions::SyncSwitch},
+    group::GroupError,
 };
 use burn::{module::Module, optim::GradientsParams};
 use std::{panic::resume_unwind, thread};
@@ -106,13 +108,19 @@ impl Ddp {
     ///
     /// # Errors
     ///
-    /// As for `join`; [`Error::Group`] when no thread can be started.
+    /// As for `join`; [`ReducerError::PairWithSyncBatchNorm`](crate::ReducerError::PairWithSyncBatchNorm) in a process that has such layers, whose exchanges have one
+    /// order for both models; [`Error::Group`] when no thread can be started.
     pub fn join_pair<A: Module + Send, B: Module>(
         &self,
         (a, b): (A, B),
         step_a: impl FnMut(A, GradientsParams) -> A + Send,
         step_b: impl FnMut(B, GradientsParams) -> B,
     ) -> Result<(A, B), Error> {
+        if self.sessions().has_gather() && self.world_size() > 1 {
+            let error = ReducerError::PairWithSyncBatchNorm { rank: self.rank() };
+            self.abort(&error.to_string());
+            return Err(error.into());
+        }
         let (a, b) = thread::scope(|scope| {
             let answer = thread::Builder::new().name("ddp-join".into());
             let answer = answer.spawn_scoped(scope, || self.join(a, step_a));

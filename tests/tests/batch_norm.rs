@@ -7,7 +7,9 @@ use burn::{
     optim::{GradientsParams, SgdConfig, momentum::MomentumConfig},
     prelude::*,
 };
-use burn_ddp::{BufferPolicy, Ddp, Error, Reduction, WrapConfig, train::SyncBatchNorm};
+use burn_ddp::{
+    BufferPolicy, Ddp, Error, NonFinitePolicy, Reduction, WrapConfig, train::SyncBatchNorm,
+};
 use burn_ddp_tests::{oracle::*, ranks};
 use std::ops::Range;
 
@@ -393,10 +395,172 @@ fn layers_that_differ_are_an_error_on_both_ranks() {
         for (_, text) in run {
             let text = text.unwrap();
             assert!(
-                text.contains("32") && text.contains("40"),
+                text.contains("40") && text.contains("48"),
                 "bytes of both: {text}"
             );
         }
+    }
+}
+
+/// Two layers of equal width, which rank 1 takes in the other order: in forward, or (with `back`) in backward alone.
+fn crossed(test: &str, back: bool) -> Vec<Vec<String>> {
+    let runs = ranks(2).run_raw(test, || {
+        let ddp = Ddp::from_env().unwrap();
+        let layer = || {
+            let norm = BatchNormConfig::new(3).init(&device());
+            SyncBatchNorm::new(norm, &ddp).unwrap()
+        };
+        let mut layers = [layer(), layer()];
+        let x = batch::<2>(0, 0..4, [0, 3], &device()).require_grad();
+        if ddp.rank() == 1 && !back {
+            layers.reverse();
+        }
+        let outputs = layers.iter().map(|layer| layer.try_forward(x.clone()));
+        let outputs: Result<Vec<_>, Error> = outputs.collect();
+        let error = match outputs {
+            Err(error) => error,
+            Ok(outputs) => {
+                // The deeper one runs first.
+                let [mut a, mut b] = <[_; 2]>::try_from(outputs).unwrap();
+                let deep = if ddp.rank() == 1 { &mut a } else { &mut b };
+                for _ in 0..3 {
+                    *deep = deep.clone().tanh();
+                }
+                let loss = square(a) + square(b);
+                burn_ddp::try_backward(&loss).map(|_| ()).unwrap_err()
+            }
+        };
+        error.to_string()
+    });
+    let text = |rank: (_, Option<String>)| rank.1.unwrap();
+    runs.into_iter()
+        .map(|run| run.into_iter().map(text).collect())
+        .collect()
+}
+
+#[test]
+fn layers_of_equal_width_are_not_confused() {
+    for run in crossed("layers_of_equal_width_are_not_confused", false) {
+        for text in run {
+            assert!(text.contains("batch-norm layer"), "{text}");
+        }
+    }
+}
+
+#[test]
+fn layers_of_equal_width_are_not_confused_in_backward() {
+    for run in crossed("layers_of_equal_width_are_not_confused_in_backward", true) {
+        for text in run {
+            assert!(text.contains("batch-norm layer"), "{text}");
+        }
+    }
+}
+
+/// Rank 1 has no rows; and once both make a forward pass that has no backward pass, before rank 1 joins.
+#[test]
+fn an_empty_batch_and_an_abandoned_forward_pass() {
+    let runs = ranks(2).run(
+        "an_empty_batch_and_an_abandoned_forward_pass",
+        |ddp: Ddp| {
+            let config = WrapConfig::new().reduction(Reduction::WeightedMean);
+            let mut model = ddp.wrap_with(synced(&ddp), config).unwrap();
+            let start = everything(&model);
+            let mut optim = momentum();
+            for step in 0..3 - ddp.rank() {
+                let own = match (step, ddp.rank()) {
+                    (0, 1) => 0..0,
+                    (1, 1) => 4..6,
+                    _ => 0..4,
+                };
+                let samples = own.len();
+                let x = match samples {
+                    0 => Tensor::<2>::zeros([0, 8], &device()),
+                    _ => rows(step as u64, own),
+                };
+                if step == 1 {
+                    let _ = model.forward(x.clone());
+                }
+                let loss = match samples {
+                    0 => model.forward(x).sum(),
+                    _ => loss(model.forward(x)),
+                };
+                let grads = ddp.weighted(samples, || loss.backward());
+                let grads = GradientsParams::from_grads(grads, &model);
+                model = optim.step(0.1, model, grads);
+            }
+            model = ddp
+                .join(model, |model, grads| optim.step(0.1, model, grads))
+                .unwrap();
+            (start, everything(&model))
+        },
+    );
+    for (start, ours) in runs.iter().flatten() {
+        let oracle = oracle(start, 3, |model, step| {
+            let all = if step == 1 { 0..6 } else { 0..4 };
+            if step == 1 {
+                let _ = model.forward(rows(step, all.clone()));
+            }
+            loss(model.forward(rows(step, all)))
+        });
+        assert_close(ours, &oracle, 5e-6);
+    }
+}
+
+/// The step is skipped; the statistics of the rank whose batch was no number do not count in it.
+#[test]
+fn ddp_05_running_statistics_stay_numbers() {
+    ranks(2).run("ddp_05_running_statistics_stay_numbers", |ddp: Ddp| {
+        let config = WrapConfig::new().non_finite(NonFinitePolicy::Skip);
+        let norm = BatchNormConfig::new(4).init(&device());
+        let norm = ddp.wrap_with(norm, config).unwrap();
+        let pass = |mean: f32, factor: f32| {
+            let x = data(mean, &device()) * factor;
+            square(norm.forward(x)).backward();
+            let (mean, _) = statistics(&norm);
+            (mean[0], ddp.non_finite().is_some())
+        };
+        let close = |a: f32, b: f32| assert!((a - b).abs() < 1e-6, "{a} {b}");
+        let own = 10.0 * ddp.rank() as f32;
+        let spoilt = if ddp.rank() == 1 { f32::NAN } else { 1.0 };
+        let (mean, skipped) = pass(own, 1.0);
+        assert!(!skipped);
+        close(mean, 0.5);
+        // Rank 0's: 0.9 * 0.5 + 0.1 * 0.
+        let (mean, skipped) = pass(own, spoilt);
+        assert!(skipped);
+        close(mean, 0.45);
+        // Nobody's: as they were.
+        close(pass(own, f32::NAN).0, 0.45);
+        close(pass(own, 1.0).0, 0.905);
+        assert_same_bits(&ddp, &norm);
+    });
+}
+
+/// A part that is only evaluated keeps its statistics.
+#[test]
+fn a_teacher_keeps_its_statistics() {
+    #[derive(Module, Debug)]
+    struct Distill {
+        student: BatchNorm,
+        teacher: BatchNorm,
+    }
+    for world in [1, 2] {
+        let run = ["", "one", "two"][world];
+        ranks(world)
+            .named(run)
+            .run("a_teacher_keeps_its_statistics", |ddp: Ddp| {
+                let new = || BatchNormConfig::new(4).init(&device());
+                let teacher = new();
+                teacher.forward(data(7.0, &device()));
+                let teacher = teacher.valid();
+                let before = floats(teacher.running_mean.value());
+                let student = new();
+                let model = ddp.wrap(Distill { student, teacher }).unwrap();
+                square(model.student.forward(data(1.0, &device()))).backward();
+                assert_eq!(floats(model.teacher.running_mean.value()), before);
+                let x = data(7.0, &device().inner());
+                assert_eq!(model.teacher.forward(x).dims(), [6, 4]);
+            });
     }
 }
 

@@ -85,7 +85,8 @@ pub(crate) fn wrap<M: Module + 'static>(
     let plain = model.clone();
     let model = model.apply_reparameterization(&mut attach);
     model.visit(&mut MeetHooks);
-    if context.config.buffers != BufferPolicy::Off
+    if session.reducer.is_some()
+        && context.config.buffers != BufferPolicy::Off
         && let Some(buffers) = buffers::of(plain, &model)
     {
         let _ = session.buffers.set(Mutex::new(buffers));

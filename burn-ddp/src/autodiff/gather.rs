@@ -18,38 +18,69 @@ use burn::backend::{
     tensor::FloatTensor,
 };
 use burn::tensor::{Tensor, TensorData};
-use std::sync::{Arc, OnceLock};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, OnceLock, Weak, atomic::Ordering},
+};
 
 /// A collective of a training step, as a rank without data repeats it.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Step {
-    /// Of so many bytes of statistics.
-    Gather { bytes: usize },
+    /// Of so many bytes of a layer's statistics.
+    Gather { layer: u64, bytes: usize },
     /// Of so many bytes of gradients, all ranks'.
-    Sum { bytes: usize, dtype: DType },
+    Sum {
+        layer: u64,
+        bytes: usize,
+        dtype: DType,
+    },
 }
 
-/// Bytes behind the statistics of a rank: the number of samples that they are of.
-const COUNT: usize = size_of::<u64>();
+impl Step {
+    fn layer(self) -> u64 {
+        match self {
+            Step::Gather { layer, .. } | Step::Sum { layer, .. } => layer,
+        }
+    }
+}
+
+/// Behind the statistics of a rank: the layer, and 1 more than the number of samples that they are of, or 0 from a rank that has run out of data.
+const TRAILER: usize = 2 * size_of::<u64>();
+/// Steps between two synchronised passes that are noted at most: what has so many has no end.
+const MOST_STEPS: usize = 1 << 16;
 
 /// Exchanges statistics, in an ordering domain of its own: on the thread that runs forward and backward, in the order of the graph.
 #[derive(Clone, Debug)]
 pub(crate) struct Gather {
+    /// Of the layer, by the order in which they were made; the same on all ranks.
+    layer: u64,
     group: Arc<dyn ProcessGroup>,
     switch: Arc<SyncSwitch>,
-    sessions: Arc<Sessions>,
+    /// Weak, because it holds this one.
+    sessions: Weak<Sessions>,
 }
 
 impl Gather {
     pub(crate) fn new(
         group: Arc<dyn ProcessGroup>,
         switch: Arc<SyncSwitch>,
-        sessions: Arc<Sessions>,
+        sessions: &Arc<Sessions>,
     ) -> Self {
         Self {
+            layer: 0,
             group,
             switch,
-            sessions,
+            sessions: Arc::downgrade(sessions),
+        }
+    }
+
+    /// The same for the next layer.
+    pub(crate) fn next(&self) -> Self {
+        let sessions = self.sessions.upgrade();
+        let layer = sessions.map_or(0, |all| all.layers.fetch_add(1, Ordering::Relaxed));
+        Self {
+            layer,
+            ..self.clone()
         }
     }
 
@@ -103,18 +134,48 @@ impl Gather {
         let device = own.device();
         let (data, dtype) = self.read::<B>(own)?;
         let mut row = data.as_bytes().to_vec();
-        row.extend_from_slice(&samples.to_ne_bytes());
+        if samples == 0 {
+            // The mean of nothing is no number.
+            row.fill(0);
+        }
+        row.extend_from_slice(&self.layer.to_ne_bytes());
+        row.extend_from_slice(&(samples + 1).to_ne_bytes());
         let rows = self.exchange(&row)?;
-        let (statistics, counts) = split(&rows, row.len());
+        let (statistics, trailers) = split(&rows, row.len());
+        let others = trailers.iter().enumerate();
+        let mut others = others.filter(|(_, [layer, marker])| *marker > 0 && *layer != self.layer);
+        if let Some((rank, [layer, _])) = others.next() {
+            return Err(self.other_layer(&format!("rank {rank} is in layer {layer}")));
+        }
+        let counts: Vec<u64> = trailers
+            .iter()
+            .map(|[_, marker]| marker.saturating_sub(1))
+            .collect();
         let shape = [counts.len(), data.num_elements()];
         let statistics = aligned(&statistics, dtype);
         let data = TensorData::from_bytes(statistics, shape, data.dtype());
         Ok((B::float_from_data(data, &device), counts))
     }
 
+    fn other_layer(&self, found: &str) -> GroupError {
+        let cause = format!(
+            "this rank is in batch-norm layer {} (from 0, in the order of `SyncBatchNorm::new`), {found}: all ranks must come through the same layers in the same order",
+            self.layer
+        );
+        self.cannot("exchanging statistics", cause)
+    }
+
+    fn note(&self, step: Step) {
+        if let Some(sessions) = self.sessions.upgrade() {
+            sessions.note_exchange(step);
+        }
+    }
+
     fn exchange(&self, row: &[u8]) -> Result<Vec<u8>, GroupError> {
-        self.sessions
-            .note_exchange(Step::Gather { bytes: row.len() });
+        self.note(Step::Gather {
+            layer: self.layer,
+            bytes: row.len(),
+        });
         let mut rows = vec![0; row.len() * self.world_size()];
         self.group.all_gather(row, &mut rows, DType::U8)?;
         Ok(rows)
@@ -135,11 +196,12 @@ impl Gather {
             bytes.fill(0);
         }
         let length = bytes.len();
-        self.sessions.note_exchange(Step::Sum {
+        self.note(Step::Sum {
+            layer: self.layer,
             bytes: length,
             dtype,
         });
-        self.group.all_reduce(&mut bytes, dtype, ReduceOp::Sum)?;
+        self.sum_over_ranks(&mut bytes, dtype)?;
         let own = length / self.world_size();
         let own = &bytes[self.group.rank() * own..][..own];
         let shape = [own.len() / dtype.size()];
@@ -151,21 +213,49 @@ impl Gather {
         })
     }
 
+    /// With the layer as a last element: its sum is a multiple of this rank's, on all ranks, only where all are in the same layer.
+    fn sum_over_ranks(&self, bytes: &mut Vec<u8>, dtype: DType) -> Result<(), GroupError> {
+        let length = bytes.len();
+        let write = |bytes: &mut Vec<u8>, x: f64| match dtype {
+            DType::F64 => bytes.extend_from_slice(&x.to_ne_bytes()),
+            _ => bytes.extend_from_slice(&(x as f32).to_ne_bytes()),
+        };
+        write(bytes, self.layer as f64);
+        self.group.all_reduce(bytes, dtype, ReduceOp::Sum)?;
+        let mut expected = Vec::new();
+        write(
+            &mut expected,
+            (self.layer * self.world_size() as u64) as f64,
+        );
+        match bytes.split_off(length) == expected {
+            true => Ok(()),
+            false => Err(self.other_layer("and another rank in another layer")),
+        }
+    }
+
     /// Takes part in what the ranks that have data exchange in a step, which is what this rank has exchanged in its last; `false` once none of them has any. Collective.
     pub(super) fn repeat(&self, steps: &[Step]) -> Result<bool, GroupError> {
         for step in steps {
             match *step {
-                Step::Gather { bytes } => {
+                Step::Gather { bytes, .. } => {
                     let mut rows = vec![0; bytes * self.world_size()];
                     self.group
                         .all_gather(&vec![0; bytes], &mut rows, DType::U8)?;
-                    if split(&rows, bytes).1.iter().all(|samples| *samples == 0) {
+                    let (_, trailers) = split(&rows, bytes);
+                    if trailers.iter().all(|[_, marker]| *marker == 0) {
                         return Ok(false);
                     }
                 }
-                Step::Sum { bytes, dtype } => {
-                    self.group
-                        .all_reduce(&mut vec![0; bytes], dtype, ReduceOp::Sum)?;
+                Step::Sum {
+                    bytes,
+                    dtype,
+                    layer,
+                } => {
+                    let layer = Self {
+                        layer,
+                        ..self.clone()
+                    };
+                    layer.sum_over_ranks(&mut vec![0; bytes], dtype)?;
                 }
             }
         }
@@ -173,19 +263,37 @@ impl Gather {
     }
 }
 
-/// The statistics of all ranks, and their numbers of samples.
-fn split(rows: &[u8], length: usize) -> (Vec<u8>, Vec<u64>) {
+/// The statistics of all ranks, and what lies behind them.
+fn split(rows: &[u8], length: usize) -> (Vec<u8>, Vec<[u64; 2]>) {
     let rows = rows.chunks_exact(length);
-    let statistics: Vec<u8> = rows
-        .clone()
-        .flat_map(|row| &row[..length - COUNT])
-        .copied()
-        .collect();
-    let count = |row: &[u8]| {
-        let count = row[length - COUNT..].first_chunk().copied();
-        u64::from_ne_bytes(count.unwrap_or_default())
+    let statistics = rows.clone().flat_map(|row| &row[..length - TRAILER]);
+    let trailer = |row: &[u8]| {
+        let mut trailer = [0_u64; 2];
+        bytemuck::bytes_of_mut(&mut trailer).copy_from_slice(&row[length - TRAILER..]);
+        trailer
     };
-    (statistics, rows.map(count).collect())
+    (statistics.copied().collect(), rows.map(trailer).collect())
+}
+
+/// Without forward passes that had no backward pass: of layers that have one, those that no sum belongs to.
+fn without_abandoned(steps: Vec<Step>) -> Vec<Step> {
+    let mut due: BTreeMap<u64, usize> = BTreeMap::new();
+    for step in &steps {
+        if let Step::Sum { layer, .. } = step {
+            *due.entry(*layer).or_default() += 1;
+        }
+    }
+    let mut kept = Vec::new();
+    for step in steps.into_iter().rev() {
+        match (step, due.get_mut(&step.layer())) {
+            (Step::Gather { .. }, Some(0)) => continue,
+            (Step::Gather { .. }, Some(due)) => *due -= 1,
+            _ => {}
+        }
+        kept.push(step);
+    }
+    kept.reverse();
+    kept
 }
 
 #[derive(Clone, Debug)]
@@ -265,13 +373,14 @@ impl<B: Backend + GatherOps, C: CheckpointStrategy> GatherOps for Autodiff<B, C>
 impl Sessions {
     fn note_exchange(&self, step: Step) {
         // Without a wrapped model there is no `join`, and nobody who takes the notes away.
-        if !self.live().is_empty() {
-            lock(&self.exchanges).push(step);
+        let mut steps = lock(&self.exchanges);
+        if steps.len() < MOST_STEPS && !self.live().is_empty() {
+            steps.push(step);
         }
     }
 
     /// What was exchanged since the last synchronised pass.
     pub(super) fn take_exchanges(&self) -> Vec<Step> {
-        std::mem::take(&mut lock(&self.exchanges))
+        without_abandoned(std::mem::take(&mut lock(&self.exchanges)))
     }
 }

@@ -104,8 +104,6 @@ pub(super) struct State {
     pub(super) active: Vec<bool>,
     /// What statistics this rank has exchanged from one synchronised pass to the next, the last time.
     pub(super) exchanges: Vec<Step>,
-    /// The verdict of the last synchronised pass.
-    pub(super) not_finite: Option<NonFinite>,
     /// What each slot is at present.
     pub(super) trainable: Vec<Trainable>,
     /// Slots that some rank has used.
@@ -137,6 +135,10 @@ pub(crate) struct Session {
     pub(super) buffer_policy: BufferPolicy,
     /// Set once the model is known to have any.
     pub(super) buffers: OnceLock<Mutex<Box<dyn Buffers>>>,
+    /// What the ranks have last agreed on of them.
+    pub(super) last_buffers: Mutex<Vec<f64>>,
+    /// The verdict of the last synchronised pass. Not in the state, which a rank that waits in `join` holds.
+    pub(super) not_finite: Mutex<Option<NonFinite>>,
     /// The model is spread over devices.
     pub(super) several_devices: bool,
     /// Every pass is as the first one.
@@ -171,6 +173,8 @@ impl Session {
             rule: config.rule(),
             buffer_policy: config.buffers,
             buffers: OnceLock::new(),
+            last_buffers: Mutex::default(),
+            not_finite: Mutex::default(),
             several_devices,
             static_graph: config.static_graph,
             switch,
@@ -191,7 +195,6 @@ impl Session {
                 synchronised: 0,
                 active: Vec::new(),
                 exchanges: Vec::new(),
-                not_finite: None,
                 trainable: vec![Trainable::default(); slots],
                 ever_used: vec![false; slots],
                 failure: None,
@@ -214,7 +217,7 @@ impl Session {
 
     /// The verdict of the last synchronised pass.
     pub(crate) fn not_finite(&self) -> Option<NonFinite> {
-        lock(&self.state).not_finite.clone()
+        lock(&self.not_finite).clone()
     }
 
     /// Rungs that the ladder of this model needs.

@@ -9,7 +9,7 @@ use std::{
     collections::HashMap,
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicU64, AtomicUsize, Ordering},
     },
     thread::{self, ThreadId},
 };
@@ -59,6 +59,8 @@ pub(crate) struct Sessions {
     all: Mutex<Vec<Weak<Session>>>,
     /// Of the statistics that layers exchange, once there are such layers.
     pub(super) gather: OnceLock<Gather>,
+    /// Such layers so far.
+    pub(super) layers: AtomicU64,
     /// What they have exchanged since the last synchronised pass.
     pub(super) exchanges: Mutex<Vec<Step>>,
 }
@@ -75,6 +77,11 @@ impl Sessions {
         let live = self.live();
         let mut hooks = live.iter().filter_map(|session| session.rule.hook.as_ref());
         hooks.any(|other| Arc::ptr_eq(other, hook))
+    }
+
+    /// Whether layers exchange statistics.
+    pub(crate) fn has_gather(&self) -> bool {
+        self.gather.get().is_some()
     }
 
     /// How layers exchange statistics; made by `new` the first time.

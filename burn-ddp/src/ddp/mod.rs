@@ -177,11 +177,7 @@ impl Ddp {
         let inner = &self.inner;
         let new = || {
             let group = inner.root.new_group()?;
-            Ok(Gather::new(
-                group,
-                inner.switch.clone(),
-                inner.sessions.clone(),
-            ))
+            Ok(Gather::new(group, inner.switch.clone(), &inner.sessions))
         };
         Ok(inner.sessions.gather(new)?)
     }
@@ -368,5 +364,22 @@ pub struct NoSync {
 impl Drop for NoSync {
     fn drop(&mut self) {
         self.switch.release();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    /// They hold one another in turn.
+    #[test]
+    fn what_exchanges_statistics_goes_with_the_last_handle() {
+        let ddp = Ddp::connect(Rendezvous::new(0, 1, "127.0.0.1", 0).unwrap()).unwrap();
+        let gather = ddp.gather().unwrap();
+        let sessions = Arc::downgrade(&ddp.inner.sessions);
+        drop((ddp, gather));
+        assert!(sessions.upgrade().is_none());
     }
 }

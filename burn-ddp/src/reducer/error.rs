@@ -193,6 +193,15 @@ pub enum ReducerError {
         /// What is wrong.
         found: &'static str,
     },
+    /// `join_pair` was called in a process that has synchronised batch-norm layers.
+    #[error(
+        "rank {rank}: `join_pair` cannot answer for two models where there is a `SyncBatchNorm`, whose exchanges have one order for both: give the ranks as many batches of both, or use \
+         plain batch norm"
+    )]
+    PairWithSyncBatchNorm {
+        /// The rank that reports.
+        rank: usize,
+    },
     /// `join` was called while gradients of this rank were still waiting for the end of their window.
     #[error(
         "rank {rank}: `join` was called with {passes} backward pass(es) accumulated under `no_sync`, which would be lost: close the window with a backward pass that synchronises first"

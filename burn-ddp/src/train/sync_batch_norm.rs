@@ -4,7 +4,7 @@ use crate::{Ddp, Error, autodiff::gather::Gather, error::BackwardPanic, group::G
 use burn::{
     module::{Flag, Module, Param, RunningState},
     nn::BatchNorm,
-    tensor::{DType, Tensor, TensorData},
+    tensor::{DType, Tensor, TensorData, assert_shape},
 };
 
 /// Burn's [`BatchNorm`] with the statistics of all ranks' batches: output, gradients and running statistics are those of one process on the
@@ -14,9 +14,10 @@ use burn::{
 /// two numbers a channel (and rank, in backward), for which the ranks wait for each other: all ranks must come through the same such
 /// layers in the same order. In evaluation, and in a world of one, it is Burn's own.
 ///
-/// Ranks may have batches of different sizes. Gradients are right for a loss that is a mean over the rank's samples under
+/// Ranks may have batches of different sizes, and none. Gradients are right for a loss that is a mean over the rank's samples under
 /// [`Reduction::Mean`](crate::Reduction::Mean) (the mean of the ranks' losses) and, in [`Ddp::weighted`], under `WeightedMean` (the mean over samples). [`Ddp::join`]
-/// answers for it: a rank that has run out of data repeats the exchanges of its own last step with no samples, so it needs to have made one. Statistics
+/// answers for it: a rank that has run out of data repeats the exchanges of its own last step with no samples. So it needs to have made one, and the others' steps must have as many
+/// passes: leave a short last window out. Rows that count nothing under a weight of 0 still are in the statistics, but give no gradient to those before them: leave them out of the batch. Statistics
 /// of 16-bit inputs are computed in f32.
 ///
 /// S. Ioffe and C. Szegedy, "Batch Normalization", ICML 2015; the parts are put together as in T. F. Chan, G. H. Golub and R. J. LeVeque, "Updating Formulae and
@@ -54,7 +55,7 @@ pub struct SyncBatchNorm {
 }
 
 impl SyncBatchNorm {
-    /// The same layer over all ranks. The first one of a process is collective.
+    /// The same layer over all ranks. The first one of a process is collective, and all ranks make the same layers in the same order.
     ///
     /// # Errors
     ///
@@ -68,7 +69,7 @@ impl SyncBatchNorm {
             running_var: norm.running_var,
             momentum: norm.momentum,
             epsilon: norm.epsilon,
-            gather: ddp.gather()?,
+            gather: ddp.gather()?.next(),
         })
     }
 
@@ -117,6 +118,7 @@ impl SyncBatchNorm {
 
     fn train<const D: usize>(&self, input: Tensor<D>) -> Result<Tensor<D>, GroupError> {
         let [channels] = self.gamma.shape().dims();
+        assert_shape!(input, [_, channels, ..]);
         let (dims, input_dtype) = (input.dims(), input.dtype());
         let wide = match input_dtype {
             DType::F16 | DType::BF16 => input.cast(DType::F32),

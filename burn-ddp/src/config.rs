@@ -31,7 +31,11 @@ pub enum NonFinitePolicy {
 /// What becomes of running statistics (batch norm's), which every rank has of its own data, at the end of each backward pass that synchronises.
 ///
 /// Ranks that have [run out of data](crate::Ddp::join) get the values and do not count. A running statistic is replaced, never changed in place: what a pending
-/// backward pass or the user holds stays as it is. A model without running statistics pays nothing, another one small message a step.
+/// backward pass or the user holds stays as it is. A rank whose statistics are no numbers does not count. A model without running statistics pays nothing, another one a small message a step, for which
+/// each statistic is read from its device.
+///
+/// This is about [`RunningState`](burn::module::RunningState), not about other tensors that are not trained (frozen parameters). Burn makes new ones in `model.valid().train()`: go on with the model
+/// that was wrapped.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum BufferPolicy {
     /// The mean over ranks: statistics of all data (of a variance, the mean of the ranks' variances).

@@ -66,8 +66,7 @@ fn lora_trains_its_factors_as_in_one_process() {
         assert_eq!(factors.len(), 4, "{factors:?}");
         assert_eq!(end.0, *base);
         assert_close(&end.1, &one.1, 1e-6);
-        let moved = |(a, b): (&(String, Vec<f32>), &(String, Vec<f32>))| a.1 != b.1;
-        assert!(factors.iter().zip(&end.1).all(moved));
+        assert!(factors.iter().zip(&end.1).all(|(from, to)| from.1 != to.1));
         // 8x2, 2x16, 16x2 and 2x4 with a flag each, and what two ranks say of themselves: nothing of the base.
         assert_eq!(*bytes, 4 * (16 + 32 + 32 + 8) + 4 * (4 + 2 * 11));
         for (.., (output, of_merged, count)) in run {

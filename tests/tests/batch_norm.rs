@@ -744,3 +744,60 @@ fn sync_batch_norm_x_join_pair() {
         }
     }
 }
+/// The step is skipped; the statistics of the rank whose batch was no number do not count in it.
+#[test]
+fn ddp_05_running_statistics_stay_numbers() {
+    ranks(2).run("ddp_05_running_statistics_stay_numbers", |ddp: Ddp| {
+        let config = WrapConfig::new().non_finite(NonFinitePolicy::Skip);
+        let norm = BatchNormConfig::new(4).init(&device());
+        let norm = ddp.wrap_with(norm, config).unwrap();
+        let pass = |mean: f32, factor: f32| {
+            let x = data(mean, &device()) * factor;
+            square(norm.forward(x)).backward();
+            let (mean, _) = statistics(&norm);
+            (mean[0], ddp.non_finite().is_some())
+        };
+        let close = |a: f32, b: f32| assert!((a - b).abs() < 1e-6, "{a} {b}");
+        let own = 10.0 * ddp.rank() as f32;
+        let spoilt = if ddp.rank() == 1 { f32::NAN } else { 1.0 };
+        let (mean, skipped) = pass(own, 1.0);
+        assert!(!skipped);
+        close(mean, 0.5);
+        // Rank 0's: 0.9 * 0.5 + 0.1 * 0.
+        let (mean, skipped) = pass(own, spoilt);
+        assert!(skipped);
+        close(mean, 0.45);
+        // Nobody's: as they were.
+        close(pass(own, f32::NAN).0, 0.45);
+        close(pass(own, 1.0).0, 0.905);
+        assert_same_bits(&ddp, &norm);
+    });
+}
+
+/// A part that is only evaluated keeps its statistics.
+#[test]
+fn a_teacher_keeps_its_statistics() {
+    #[derive(Module, Debug)]
+    struct Distill {
+        student: BatchNorm,
+        teacher: BatchNorm,
+    }
+    for world in [1, 2] {
+        let run = ["", "one", "two"][world];
+        ranks(world)
+            .named(run)
+            .run("a_teacher_keeps_its_statistics", |ddp: Ddp| {
+                let new = || BatchNormConfig::new(4).init(&device());
+                let teacher = new();
+                teacher.forward(data(7.0, &device()));
+                let teacher = teacher.valid();
+                let before = floats(teacher.running_mean.value());
+                let student = new();
+                let model = ddp.wrap(Distill { student, teacher }).unwrap();
+                square(model.student.forward(data(1.0, &device()))).backward();
+                assert_eq!(floats(model.teacher.running_mean.value()), before);
+                let x = data(7.0, &device().inner());
+                assert_eq!(model.teacher.forward(x).dims(), [6, 4]);
+            });
+    }
+}

@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use burn::module::{Module, ModuleMapper, Param};
+use burn::module::{Lora, Module, ModuleMapper, Param};
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::momentum::MomentumConfig;
 use burn::optim::{
@@ -93,6 +93,22 @@ fn ddp_31_zero_makes_the_plain_optimizers_step() {
         let loss = |model: &Mlp, step| mlp_loss(&ddp, model, step);
         let lamb = (LambConfig::new().init(), false);
         assert_plain_bits(&ddp, Mlp::new(&device()), lamb, loss);
+    });
+}
+
+/// The state is one of the factors, 16 + 32 + 32 + 8 numbers with two moments each, and none of the base.
+#[test]
+fn lora_and_zero() {
+    ranks(2).run("lora_and_zero", |ddp: Ddp| {
+        for split in [false, true] {
+            let start = Mlp::new(&device()).apply_lora(Lora::new(2, 4.0));
+            let base = floats(start.a.weight.base());
+            let loss = |model: &Mlp, step| mlp_loss(&ddp, model, step);
+            let (bytes, model) = assert_plain_bits(&ddp, start, (adamw(), split), loss);
+            assert_eq!(bytes.whole, 2 * 4 * (16 + 32 + 32 + 8));
+            let base = ddp.broadcast(base).unwrap();
+            assert_eq!(floats(model.a.weight.base()), base);
+        }
     });
 }
 

@@ -100,7 +100,8 @@ pub(crate) fn wrap<M: Module + 'static>(
         let _ = session.exchange.set(exchange);
     }
     model.visit(&mut MeetHooks);
-    if context.config.buffers != BufferPolicy::Off
+    if session.reducer.is_some()
+        && context.config.buffers != BufferPolicy::Off
         && let Some(buffers) = buffers::of(plain, &model)
     {
         let _ = session.buffers.set(Mutex::new(buffers));

@@ -1,6 +1,6 @@
 //! Running statistics, which every rank has of its own data.
 
-use super::{hook::ParamHook, session::Session};
+use super::{hook::ParamHook, session::Session, sessions::lock};
 use crate::{
     config::BufferPolicy,
     dtype,
@@ -32,7 +32,7 @@ pub(super) fn of<M: Module + 'static>(plain: M, wrapped: &M) -> Option<Box<dyn B
         return None;
     }
     let mut strip = Strip {
-        buffers: find.buffers.clone(),
+        hooked: find.hooked,
         next: 0,
     };
     Some(Box::new(Held {
@@ -73,9 +73,10 @@ impl<M: Module> Buffers for Held<M> {
     }
 }
 
-/// Which float tensors are buffers: those that are not trained and that nothing could be attached to.
+/// Which float tensors are buffers: those that are not trained and that nothing could be attached to. And which are parameters with a hook.
 #[derive(Default)]
 struct Find {
+    hooked: Vec<usize>,
     next: usize,
     in_hook: bool,
     last: Option<usize>,
@@ -90,6 +91,9 @@ impl ModuleVisitor for Find {
         self.in_hook = name == ParamHook::NAME;
         if let Some(last) = self.last.take() {
             self.buffers.retain(|buffer| *buffer != last);
+            if self.in_hook {
+                self.hooked.push(last);
+            }
         }
     }
 
@@ -112,24 +116,24 @@ impl ModuleVisitor for Find {
     }
 }
 
-/// Whether the tensor that a traversal has come to is a buffer.
-fn step(next: &mut usize, buffers: &[usize]) -> bool {
-    let is = buffers.binary_search(next).is_ok();
+/// Whether the tensor that a traversal has come to is one of those at `positions`.
+fn step(next: &mut usize, positions: &[usize]) -> bool {
+    let is = positions.binary_search(next).is_ok();
     *next += 1;
     is
 }
 
-/// Frees the memory of everything but the buffers.
+/// Frees the memory of the parameters. They alone are values: a buffer, whatever it is used for, is shared with the user's model.
 struct Strip {
-    buffers: Vec<usize>,
+    hooked: Vec<usize>,
     next: usize,
 }
 
 impl ModuleMapper for Strip {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        match step(&mut self.next, &self.buffers) {
-            true => param,
-            false => param.map(|old| Tensor::zeros([0; D], &old.device())),
+        match step(&mut self.next, &self.hooked) {
+            true => param.map(|old| Tensor::zeros([0; D], &old.device())),
+            false => param,
         }
     }
 }
@@ -189,29 +193,41 @@ impl Session {
             cause,
         })?;
         let mut all: Vec<f64> = values.iter().flat_map(|v| v.iter::<f64>()).collect();
-        let group = reducer.group();
-        match self.buffer_policy {
+        let finite = all.iter().all(|x| x.is_finite());
+        let counts = match self.buffer_policy {
             BufferPolicy::Off => return Ok(()),
             BufferPolicy::Broadcast => {
-                let root = counted.iter().position(|counted| *counted).unwrap_or(0);
-                group.broadcast(bytemuck::cast_slice_mut(&mut all), DType::F64, root)?;
+                counted.iter().position(|counted| *counted) == Some(self.rank)
             }
-            BufferPolicy::Average => {
-                if !counted[self.rank] {
-                    all.fill(0.0);
-                }
-                let bytes = bytemuck::cast_slice_mut(&mut all);
-                group.all_reduce(bytes, DType::F64, ReduceOp::Sum)?;
-                let ranks = counted.iter().filter(|counted| **counted).count();
-                for x in &mut all {
-                    *x /= ranks.max(1) as f64;
-                }
+            BufferPolicy::Average => counted[self.rank],
+        };
+        if !counts || !finite {
+            all.fill(0.0);
+        }
+        // One number says who counts, so that all ranks divide alike: one batch that is no number must not stay in the statistics of all ranks for ever.
+        all.push(f64::from(u8::from(counts && finite)));
+        let bytes = bytemuck::cast_slice_mut(&mut all);
+        let group = reducer.group();
+        group.all_reduce(bytes, DType::F64, ReduceOp::Sum)?;
+        let ranks = all.pop().unwrap_or(0.0);
+        let mut last = lock(&self.last_buffers);
+        if ranks > 0.0 {
+            for x in &mut all {
+                *x /= ranks;
             }
+            last.clone_from(&all);
+        } else {
+            // Nobody has any that are numbers.
+            all.clone_from(&last);
         }
         let mut all = all.into_iter();
         let value = |old: TensorData| {
             let new: Vec<f64> = all.by_ref().take(old.num_elements()).collect();
-            TensorData::new(new, old.shape().clone()).convert_dtype(old.dtype())
+            match new.len() == old.num_elements() {
+                true => TensorData::new(new, old.shape().clone()).convert_dtype(old.dtype()),
+                // In the first step.
+                false => old,
+            }
         };
         buffers.write(values.into_iter().map(value).collect());
         Ok(())

@@ -53,7 +53,7 @@ impl Sessions {
         let live = self.live();
         for session in &live {
             // The verdict is one on the last pass.
-            lock(&session.state).not_finite = None;
+            *lock(&session.not_finite) = None;
         }
         let open: Vec<_> = live.into_iter().filter_map(open).collect();
         for (closing, session) in &open {
@@ -208,19 +208,18 @@ impl Session {
         data.into_iter().enumerate().map(upload).collect()
     }
 
-    /// Where the reduced gradient of a slot belongs. The model may have been moved since `wrap`, which the last gradients tell; what
-    /// this rank has not used yet moves with the others, unless the model is spread over several devices.
+    /// Where the reduced gradient of a slot belongs. The model may have been moved since `wrap`, which the last gradient tells. A model that is spread over
+    /// several devices stays where it was wrapped.
     fn device_of<B: Backend>(&self, state: &State, slot: usize) -> Option<B::Device> {
         let at_wrap = || {
             let mut fields = self.occurrences.iter().filter(|o| o.slot == slot);
             let device = fields.next()?.device.get()?;
             device.downcast_ref::<B::Device>().cloned()
         };
-        let own = state.store.device::<B>(slot);
-        own.or_else(|| match self.several_devices {
-            true => at_wrap(),
+        match self.several_devices {
+            true => state.store.device::<B>(slot).or_else(at_wrap),
             false => state.store.last_device::<B>(),
-        })
+        }
     }
 
     /// The same in a world of one, where no reducer is needed.
@@ -264,7 +263,7 @@ impl Session {
     }
 
     /// Gradients that are not all numbers are withheld, if that is the rule; every rank comes to the same verdict.
-    pub(super) fn judge(&self, state: &mut State, outcome: Outcome) -> Vec<Option<TensorData>> {
+    pub(super) fn judge(&self, state: &State, outcome: Outcome) -> Vec<Option<TensorData>> {
         match self.verdict(state, outcome.finding) {
             true => vec![None; self.layout.len()],
             false => outcome.gradients,
@@ -272,9 +271,9 @@ impl Session {
     }
 
     /// Notes what the check has found in the pass that has just been counted; whether it is to be skipped.
-    fn verdict(&self, state: &mut State, finding: Finding) -> bool {
+    fn verdict(&self, state: &State, finding: Finding) -> bool {
         let Some(path) = finding.path else {
-            state.not_finite = None;
+            *lock(&self.not_finite) = None;
             return false;
         };
         let found = NonFinite {
@@ -285,7 +284,7 @@ impl Session {
         if self.rank == 0 {
             tracing::warn!("{found}; no rank makes this step");
         }
-        state.not_finite = Some(found);
+        *lock(&self.not_finite) = Some(found);
         true
     }
 

@@ -102,8 +102,6 @@ pub(super) struct State {
     pub(super) synchronised: u64,
     /// Ranks whose data is in the result of the last synchronised pass.
     pub(super) counted: Vec<bool>,
-    /// The verdict of the last synchronised pass.
-    pub(super) not_finite: Option<NonFinite>,
     /// What each slot is at present.
     pub(super) trainable: Vec<Trainable>,
     /// Slots that some rank has used.
@@ -135,6 +133,10 @@ pub(crate) struct Session {
     pub(super) buffer_policy: BufferPolicy,
     /// Set once the model is known to have any.
     pub(super) buffers: OnceLock<Mutex<Box<dyn Buffers>>>,
+    /// What the ranks have last agreed on of them.
+    pub(super) last_buffers: Mutex<Vec<f64>>,
+    /// The verdict of the last synchronised pass. Not in the state, which a rank that waits in `join` holds.
+    pub(super) not_finite: Mutex<Option<NonFinite>>,
     /// Set if the model has synchronised layers, and more than one rank.
     pub(super) exchange: OnceLock<Arc<Exchange>>,
     /// The model is spread over devices.
@@ -172,6 +174,8 @@ impl Session {
             buffer_policy: config.buffers,
             buffers: OnceLock::new(),
             exchange: OnceLock::new(),
+            last_buffers: Mutex::default(),
+            not_finite: Mutex::default(),
             several_devices,
             static_graph: config.static_graph,
             switch,
@@ -191,7 +195,6 @@ impl Session {
                 },
                 synchronised: 0,
                 counted: Vec::new(),
-                not_finite: None,
                 trainable: vec![Trainable::default(); slots],
                 ever_used: vec![false; slots],
                 failure: None,
@@ -214,7 +217,7 @@ impl Session {
 
     /// The verdict of the last synchronised pass.
     pub(crate) fn not_finite(&self) -> Option<NonFinite> {
-        lock(&self.state).not_finite.clone()
+        lock(&self.not_finite).clone()
     }
 
     /// Rungs that the ladder of this model needs.

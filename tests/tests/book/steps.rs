@@ -1,6 +1,6 @@
 //! The code of the pages on uneven data, decisions and hooks; see [`code`](super::code).
 
-use burn::module::{Module, ModuleMapper, Param};
+use burn::module::{Lora, Module, ModuleMapper, Param};
 use burn::nn::{BatchNormConfig, Linear, LinearConfig};
 use burn::optim::{GradientsParams, ModuleOptimizer, SgdConfig};
 use burn::prelude::*;
@@ -366,5 +366,35 @@ fn unfreezing() {
     ranks(2).run("steps::unfreezing", |ddp: Ddp| {
         let new = || Scalar::new(0.0, &device());
         assert_eq!(run(&ddp, new(), new()).unwrap(), Some(2.0));
+    });
+}
+
+/// Factors a and b = 0 of rank 1: the first step is one of b, by -2 (a0 + a1), since the mean of 1 and 3 is the weight's gradient.
+#[test]
+fn lora() {
+    fn run(ddp: &Ddp, model: Linear, batches: &[Tensor<2>]) -> Result<(Linear, Tensor<2>)> {
+        let (mut optim, lr) = (SgdConfig::new().init(), 1.0);
+        // ANCHOR: lora
+        let model = model.apply_lora(Lora::new(1, 1.0)); // freezes the base; before `wrap`
+        let mut model = ddp.wrap(model)?;
+        // ANCHOR_END: lora
+        let a = model.weight.adapter().ok_or("no adapter")?.a.base();
+        let right = model.weight.base() - a.clone() * a.sum().reshape([1, 1]) * 2.0;
+        // ANCHOR: lora_train
+        for batch in batches {
+            let loss = model.forward(batch.clone()).sum();
+            let grads = GradientsParams::from_grads(loss.backward(), &model); // of the factors
+            model = optim.step(lr, model, grads);
+        }
+        let merged = ddp.unwrap(model); // a plain model with the factors in its weights
+        // ANCHOR_END: lora_train
+        Ok((merged, right))
+    }
+    ranks(2).run("steps::lora", |ddp: Ddp| {
+        let linear = LinearConfig::new(2, 1).with_bias(false).init(&device());
+        let batch = Tensor::full([1, 2], [1.0, 3.0][ddp.rank()], &device());
+        let (merged, right) = run(&ddp, linear, &[batch]).unwrap();
+        let merged = merged.weight.val().into_data();
+        merged.assert_approx_eq::<f32>(&right.into_data(), Tolerance::absolute(1e-5));
     });
 }

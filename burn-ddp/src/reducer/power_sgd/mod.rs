@@ -49,7 +49,7 @@ pub struct PowerSgdHook {
 
 impl PowerSgdHook {
     /// Matrices of this rank (width of the factors; that of a matrix at most): 1 to 4 are usual. Error feedback and warm start are on, compression begins
-    /// with the first step. Rank 0 compresses nothing.
+    /// with the first step. Rank 0 compresses nothing. For another model, or another run of the same one, make another hook: this one's error memory goes on.
     pub fn new(rank: usize) -> Self {
         Self {
             rank,

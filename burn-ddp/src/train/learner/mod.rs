@@ -33,7 +33,8 @@
 //!
 //! # Agreement
 //!
-//! An interrupted rank, a loader's error, a failed metric or checkpoint and early stopping stop all ranks at the same step.
+//! An interrupted rank, a loader's error, a failed metric and early stopping stop all ranks at the same step. Burn panics over a checkpoint that cannot be
+//! written: that ends rank 0, and the others hear of its loss.
 //! [`LearningResult::error`](burn::train::LearningResult::error) is then the cause on each.
 //!
 //! # Checkpoints

@@ -45,4 +45,4 @@ mod trainable;
 pub(crate) use hook::ParamHook;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -8,7 +8,14 @@ use burn::nn::{Linear, LinearConfig, Relu};
 use burn::optim::{GradientsParams, SgdConfig};
 use burn::prelude::*;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Held by each test that runs a backward pass: passes on the other threads of the test harness can take gradients from one another
+/// (tracel-ai/burn#5573), and what then looks like it is an error.
+pub(crate) fn one_at_a_time() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 fn alone() -> Ddp {
     let group = ThreadGroup::new(1).remove(0);
@@ -64,6 +71,7 @@ impl Net {
 
 #[test]
 fn a_wrapped_model_trains_to_the_bits_of_the_plain_one() {
+    let _turn = one_at_a_time();
     let device = Device::flex().autodiff();
     let plain = Net::new(&device);
     let mut wrapped = alone().wrap(plain.clone()).unwrap();
@@ -92,6 +100,7 @@ fn a_wrapped_model_trains_to_the_bits_of_the_plain_one() {
 
 #[test]
 fn no_sync_returns_nothing_and_the_closing_pass_the_whole_window() {
+    let _turn = one_at_a_time();
     let device = Device::flex().autodiff();
     let ddp = alone();
     let model = ddp.wrap(Scalar::new(1.0, &device)).unwrap();
@@ -110,6 +119,7 @@ fn no_sync_returns_nothing_and_the_closing_pass_the_whole_window() {
 
 #[test]
 fn guards_nest_and_survive_panics() {
+    let _turn = one_at_a_time();
     let device = Device::flex().autodiff();
     let ddp = alone();
     let model = ddp.wrap(Scalar::new(1.0, &device)).unwrap();
@@ -130,6 +140,7 @@ fn guards_nest_and_survive_panics() {
 
 #[test]
 fn several_uses_and_several_forwards_add_up() {
+    let _turn = one_at_a_time();
     let device = Device::flex().autodiff();
     let model = alone().wrap(Scalar::new(3.0, &device)).unwrap();
     for _ in 0..3 {
@@ -141,6 +152,7 @@ fn several_uses_and_several_forwards_add_up() {
 
 #[test]
 fn a_value_that_never_reaches_the_loss_changes_nothing() {
+    let _turn = one_at_a_time();
     let device = Device::flex().autodiff();
     let model = alone().wrap(Scalar::new(3.0, &device)).unwrap();
     for _ in 0..3 {
@@ -158,6 +170,7 @@ struct Tied {
 
 #[test]
 fn tied_fields_get_the_sum_of_both_and_stay_equal() {
+    let _turn = one_at_a_time();
     let device = Device::flex().autodiff();
     let embed = Param::from_tensor(Tensor::<1>::from_data([2.0], &device));
     let model = Tied {
@@ -187,6 +200,7 @@ impl ModuleVisitor for Count {
 
 #[test]
 fn a_window_reaches_a_parameter_that_the_closing_pass_does_not_use() {
+    let _turn = one_at_a_time();
     let device = Device::flex().autodiff();
     let ddp = alone();
     let model = Tied {
@@ -211,6 +225,7 @@ fn a_window_reaches_a_parameter_that_the_closing_pass_does_not_use() {
 
 #[test]
 fn evaluation_and_frozen_models_record_nothing() {
+    let _turn = one_at_a_time();
     let device = Device::flex().autodiff();
     let ddp = alone();
     let model = ddp.wrap(Scalar::new(3.0, &device)).unwrap();
@@ -224,6 +239,7 @@ fn evaluation_and_frozen_models_record_nothing() {
 
 #[test]
 fn records_and_printed_form_are_those_of_the_plain_model() {
+    let _turn = one_at_a_time();
     let device = Device::flex().autodiff();
     let plain = Net::new(&device);
     let wrapped = alone().wrap(plain.clone()).unwrap();
@@ -257,6 +273,7 @@ fn records_and_printed_form_are_those_of_the_plain_model() {
 
 #[test]
 fn a_second_wrap_and_a_model_without_autodiff_are_plain_errors() {
+    let _turn = one_at_a_time();
     let ddp = alone();
     let device = Device::flex();
     let error = ddp.wrap(Scalar::new(1.0, &device)).unwrap_err();
@@ -274,6 +291,7 @@ fn a_second_wrap_and_a_model_without_autodiff_are_plain_errors() {
 
 #[test]
 fn lora_with_a_frozen_base_is_wrapped_through_its_factors() {
+    let _turn = one_at_a_time();
     let device = Device::flex().autodiff();
     let ddp = alone();
     let adapted = Net::new(&device).apply_lora(burn::module::Lora::new(2, 4.0));
@@ -285,6 +303,7 @@ fn lora_with_a_frozen_base_is_wrapped_through_its_factors() {
 
 #[test]
 fn gradient_checkpointing_gives_the_same_gradients() {
+    let _turn = one_at_a_time();
     let device = Device::flex().autodiff();
     let balanced = Device::flex().autodiff().gradient_checkpointing();
     let plain = Net::new(&device);

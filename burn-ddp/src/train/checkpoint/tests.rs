@@ -258,6 +258,7 @@ struct Vector {
 
 /// A vector and an optimizer after one step on it.
 fn trained(mut optim: ModuleOptimizer) -> (Vector, ModuleOptimizer) {
+    let _turn = crate::autodiff::tests::one_at_a_time();
     let device = Device::flex().autodiff();
     let w = Param::from_tensor(Tensor::from_data([1.0, -2.0], &device));
     let model = Vector { w };

@@ -1,10 +1,12 @@
 //! The little linear algebra of PowerSGD.
 //!
 //! Plain loops with a fixed order of additions: each rank rebuilds the gradient from the same factors, and must come to the same bits on any
-//! processor, which a library that chooses its kernels at run time does not promise.
+//! processor, which a library that chooses its kernels at run time does not promise. The compiler's vectors for the processor at hand do: they neither
+//! reorder nor fuse.
 
 use crate::group::DType;
 use bytemuck::Pod;
+use macerator::{Simd, with_simd};
 use std::ops::{Add, AddAssign, Div, Mul, Sub, SubAssign};
 
 /// The element type in which a bucket is compressed.
@@ -50,55 +52,137 @@ impl Real for f64 {
 /// Independent sums, so that the compiler may use vector registers without changing the order of additions.
 const LANES: usize = 16;
 
-fn dot<T: Real>(a: &[T], b: &[T]) -> T {
+/// Rows of a factor, or of the matrix, that are taken together, so that what goes along with them is read once for all.
+const BLOCK: usize = 4;
+
+/// The inner product of `a` with each of `b`.
+#[inline(always)]
+fn dots<T: Real, const N: usize>(a: &[T], b: [&[T]; N]) -> [T; N] {
     let (a_chunks, a_rest) = a.as_chunks::<LANES>();
-    let (b_chunks, b_rest) = b.as_chunks::<LANES>();
-    let mut sums = [T::ZERO; LANES];
-    for (a, b) in a_chunks.iter().zip(b_chunks) {
-        for lane in 0..LANES {
-            sums[lane] += a[lane] * b[lane];
+    let b = b.map(|b| b.as_chunks::<LANES>());
+    let mut sums = [[T::ZERO; LANES]; N];
+    for (i, a) in a_chunks.iter().enumerate() {
+        for (sums, (b, _)) in sums.iter_mut().zip(b) {
+            let b = &b[i];
+            for lane in 0..LANES {
+                sums[lane] += a[lane] * b[lane];
+            }
         }
     }
-    let rest = a_rest
-        .iter()
-        .zip(b_rest)
-        .fold(T::ZERO, |sum, (a, b)| sum + *a * *b);
-    sums.into_iter().fold(rest, |a, b| a + b)
+    let mut totals = [T::ZERO; N];
+    for ((total, sums), (_, b_rest)) in totals.iter_mut().zip(sums).zip(b) {
+        let rest = a_rest.iter().zip(b_rest);
+        let rest = rest.fold(T::ZERO, |sum, (a, b)| sum + *a * *b);
+        *total = sums.into_iter().fold(rest, |a, b| a + b);
+    }
+    totals
 }
 
-/// Column `i` of `left` (k x n) from row `i` of a matrix (n x m) and `right` (k x m): `left = right * matrix^T`.
-pub(super) fn project_row<T: Real>(row: &[T], right: &[T], left: &mut [T], i: usize) {
-    let m = row.len();
-    let n = left.len() / (right.len() / m);
-    for (k, right) in right.chunks_exact(m).enumerate() {
-        left[k * n + i] = dot(row, right);
+/// `sum += factors[0] * rows[0] + ...`, added in this order.
+#[inline(always)]
+fn add_scaled<T: Real, const N: usize>(sum: &mut [T], factors: [T; N], rows: [&[T]; N]) {
+    let rows = rows.map(|row| &row[..sum.len()]);
+    for (j, sum) in sum.iter_mut().enumerate() {
+        for (factor, row) in factors.iter().zip(rows) {
+            *sum += *factor * row[j];
+        }
+    }
+}
+
+/// The first `N` of `rows`, which have this length.
+#[inline(always)]
+fn first<T, const N: usize>(rows: &[T], length: usize) -> [&[T]; N] {
+    std::array::from_fn(|row| &rows[row * length..][..length])
+}
+
+/// Adds `factor * gradient` to `sum` (both n x m) and multiplies it with `right` (k x m) into `left` (k x n): `left = right * sum^T`. One pass over the memory.
+#[with_simd]
+pub(super) fn add_and_project<S: Simd, T: Real>(
+    sum: &mut [T],
+    gradient: &[T],
+    factor: T,
+    right: &[T],
+    left: &mut [T],
+    m: usize,
+) {
+    let (n, ranks) = (sum.len() / m, right.len() / m);
+    let rows = sum.chunks_exact_mut(m).zip(gradient.chunks_exact(m));
+    for (i, (row, gradient)) in rows.enumerate() {
+        for (sum, x) in row.iter_mut().zip(gradient) {
+            *sum += *x * factor;
+        }
+        let mut k = 0;
+        while k + BLOCK <= ranks {
+            for (x, k) in dots::<T, BLOCK>(row, first(&right[k * m..], m))
+                .into_iter()
+                .zip(k..)
+            {
+                left[k * n + i] = x;
+            }
+            k += BLOCK;
+        }
+        for k in k..ranks {
+            [left[k * n + i]] = dots(row, first(&right[k * m..], m));
+        }
     }
 }
 
 /// `right` (k x m) from `matrix` (n x m) and `left` (k x n): `right = left * matrix`.
-pub(super) fn project_back<T: Real>(matrix: &[T], left: &[T], right: &mut [T], m: usize) {
+#[with_simd]
+pub(super) fn project_back<S: Simd, T: Real>(matrix: &[T], left: &[T], right: &mut [T], m: usize) {
     let n = matrix.len() / m;
     right.fill(T::ZERO);
-    for (i, row) in matrix.chunks_exact(m).enumerate() {
-        for (k, right) in right.chunks_exact_mut(m).enumerate() {
-            let factor = left[k * n + i];
-            for (sum, x) in right.iter_mut().zip(row) {
-                *sum += factor * *x;
+    for (block, rows) in matrix.chunks(BLOCK * m).enumerate() {
+        let i = block * BLOCK;
+        for (right, left) in right.chunks_exact_mut(m).zip(left.chunks_exact(n)) {
+            if rows.len() == BLOCK * m {
+                let factors: [T; BLOCK] = std::array::from_fn(|row| left[i + row]);
+                add_scaled(right, factors, first(rows, m));
+            } else {
+                for (row, factor) in rows.chunks_exact(m).zip(&left[i..]) {
+                    add_scaled(right, [*factor], [row]);
+                }
             }
         }
     }
 }
 
-/// Row `i` of `left^T * right`, into `row`.
-pub(super) fn product_row<T: Real>(left: &[T], right: &[T], i: usize, row: &mut [T]) {
+/// Row `i` of `left^T * right` (k x n, k x m), into `row`.
+#[inline(always)]
+fn product_row<T: Real>(left: &[T], right: &[T], i: usize, row: &mut [T]) {
     let m = row.len();
-    let n = left.len() / (right.len() / m);
+    let ranks = right.len() / m;
+    let n = left.len() / ranks;
     row.fill(T::ZERO);
-    for (k, right) in right.chunks_exact(m).enumerate() {
-        let factor = left[k * n + i];
-        for (sum, x) in row.iter_mut().zip(right) {
-            *sum += factor * *x;
+    let mut k = 0;
+    while k + BLOCK <= ranks {
+        let factors: [T; BLOCK] = std::array::from_fn(|of| left[(k + of) * n + i]);
+        add_scaled(row, factors, first(&right[k * m..], m));
+        k += BLOCK;
+    }
+    for k in k..ranks {
+        add_scaled(row, [left[k * n + i]], first(&right[k * m..], m));
+    }
+}
+
+/// `left^T * right` (k x n, k x m), row by row: taken off `sum` (n x m), and given divided by `factor` to `put`, with the number of the row.
+#[with_simd]
+pub(super) fn take_product<S: Simd, T: Real, F: FnMut(usize, &[T])>(
+    sum: &mut [T],
+    left: &[T],
+    right: &[T],
+    factor: T,
+    m: usize,
+    put: &mut F,
+) {
+    let mut product = vec![T::ZERO; m];
+    for (i, sum) in sum.chunks_exact_mut(m).enumerate() {
+        product_row(left, right, i, &mut product);
+        for (sum, x) in sum.iter_mut().zip(&mut product) {
+            *sum -= *x;
+            *x = *x / factor;
         }
+        put(i, &product);
     }
 }
 
@@ -106,9 +190,8 @@ pub(super) fn product_row<T: Real>(left: &[T], right: &[T], i: usize, row: &mut 
 ///
 /// Modified Gram-Schmidt, each row twice, after which it is orthogonal to working precision: L. Giraud and J. Langou, "When modified
 /// Gram-Schmidt generates a well-conditioned set of vectors", IMA Journal of Numerical Analysis 22, 2002.
-pub(super) fn orthonormalize<T: Real>(rows: &mut [T], length: usize) {
-    let inner =
-        |a: &[T], b: &[T]| -> f64 { a.iter().zip(b).map(|(a, b)| a.to_f64() * b.to_f64()).sum() };
+#[with_simd]
+pub(super) fn orthonormalize<S: Simd, T: Real>(rows: &mut [T], length: usize) {
     for k in 0..rows.len() / length {
         let (before, rest) = rows.split_at_mut(k * length);
         let row = &mut rest[..length];
@@ -133,34 +216,107 @@ pub(super) fn orthonormalize<T: Real>(rows: &mut [T], length: usize) {
     }
 }
 
+/// The inner product in f64.
+#[inline(always)]
+fn inner<T: Real>(a: &[T], b: &[T]) -> f64 {
+    let (a_chunks, a_rest) = a.as_chunks::<LANES>();
+    let (b_chunks, b_rest) = b.as_chunks::<LANES>();
+    let mut sums = [0.0; LANES];
+    for (a, b) in a_chunks.iter().zip(b_chunks) {
+        for lane in 0..LANES {
+            sums[lane] += a[lane].to_f64() * b[lane].to_f64();
+        }
+    }
+    let rest = a_rest.iter().zip(b_rest);
+    let rest: f64 = rest.map(|(a, b)| a.to_f64() * b.to_f64()).sum();
+    rest + sums.iter().sum::<f64>()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    #[test]
-    fn products_by_hand() {
-        // 2 x 3 and two vectors of length 3.
-        let matrix = [1.0_f32, 2.0, 3.0, 4.0, 5.0, 6.0];
-        let right = [1.0, 0.0, -1.0, 2.0, 1.0, 0.0];
-        let mut left = [0.0; 4];
-        project_row(&matrix[..3], &right, &mut left, 0);
-        project_row(&matrix[3..], &right, &mut left, 1);
-        assert_eq!(left, [-2.0, -2.0, 4.0, 13.0]);
-        let mut back = [7.0; 6];
-        project_back(&matrix, &left, &mut back, 3);
-        assert_eq!(back, [-10.0, -14.0, -18.0, 56.0, 73.0, 90.0]);
-        let mut row = [7.0; 3];
-        product_row(&left, &right, 1, &mut row);
-        // -2 * (1, 0, -1) + 13 * (2, 1, 0).
-        assert_eq!(row, [24.0, 13.0, 2.0]);
+    /// `count` numbers that f32 and f64 hold, and all sums of products of a few of them too.
+    fn numbers(count: usize, seed: usize) -> Vec<f64> {
+        let number = |i| ((i * 7 + seed * 11) % 13) as f64 - 6.0;
+        (0..count).map(number).collect()
     }
 
     #[test]
-    fn long_rows_are_summed_whole() {
-        let a: Vec<f64> = (0..37).map(f64::from).collect();
-        let mut left = [0.0];
-        project_row(&a, &a, &mut left, 0);
-        assert_eq!(left[0], (0..37).map(|x| f64::from(x * x)).sum::<f64>());
+    fn products_by_hand() {
+        // 2 x 3, half of it in the sum and half of it in the gradient, and two vectors of length 3.
+        let mut sum = [0.5_f32, 1.0, 1.5, 2.0, 2.5, 3.0];
+        let right = [1.0, 0.0, -1.0, 2.0, 1.0, 0.0];
+        let mut left = [0.0; 4];
+        add_and_project(
+            &mut sum,
+            &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0],
+            0.5,
+            &right,
+            &mut left,
+            3,
+        );
+        assert_eq!(sum, [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
+        assert_eq!(left, [-2.0, -2.0, 4.0, 13.0]);
+        let mut back = [7.0; 6];
+        project_back(&sum, &left, &mut back, 3);
+        assert_eq!(back, [-10.0, -14.0, -18.0, 56.0, 73.0, 90.0]);
+        // -2 * (1, 0, -1) + 4 * (2, 1, 0) and -2 * (1, 0, -1) + 13 * (2, 1, 0).
+        let mut rows = Vec::new();
+        take_product(&mut sum, &left, &right, 2.0, 3, &mut |i, row: &[f32]| {
+            rows.push((i, row.to_vec()));
+        });
+        assert_eq!(rows, [(0, vec![3.0, 2.0, 1.0]), (1, vec![12.0, 6.5, 1.0])]);
+        assert_eq!(sum, [-5.0, -2.0, 1.0, -20.0, -8.0, 4.0]);
+    }
+
+    /// Against the definition, for sizes below, at and beyond those of the blocks. All numbers are exact.
+    #[test]
+    fn products_of_every_size() {
+        let sizes = [
+            (1, 1, 1),
+            (3, 15, 2),
+            (4, 16, 4),
+            (5, 17, 5),
+            (9, 37, 8),
+            (8, 64, 3),
+        ];
+        for (n, m, ranks) in sizes {
+            let at = |matrix: &[f64], i: usize, j: usize| matrix[i * m + j];
+            let (gradient, right) = (numbers(n * m, 1), numbers(ranks * m, 2));
+            let mut sum = vec![0.0; n * m];
+            let mut left = vec![7.0; ranks * n];
+            add_and_project(&mut sum, &gradient, 1.0, &right, &mut left, m);
+            assert_eq!(sum, gradient);
+            for k in 0..ranks {
+                for i in 0..n {
+                    let expected: f64 =
+                        (0..m).map(|j| at(&gradient, i, j) * at(&right, k, j)).sum();
+                    assert_eq!(left[k * n + i], expected, "{n} x {m}: left {k} {i}");
+                }
+            }
+            let left = numbers(ranks * n, 3);
+            let mut back = vec![7.0; ranks * m];
+            project_back(&gradient, &left, &mut back, m);
+            for k in 0..ranks {
+                for j in 0..m {
+                    let expected: f64 = (0..n).map(|i| left[k * n + i] * at(&gradient, i, j)).sum();
+                    assert_eq!(at(&back, k, j), expected, "{n} x {m}: right {k} {j}");
+                }
+            }
+            let mut rows = Vec::new();
+            take_product(&mut sum, &left, &right, 1.0, m, &mut |_, row: &[f64]| {
+                rows.extend(row.to_vec())
+            });
+            for i in 0..n {
+                for j in 0..m {
+                    let expected: f64 =
+                        (0..ranks).map(|k| left[k * n + i] * at(&right, k, j)).sum();
+                    assert_eq!(at(&rows, i, j), expected, "{n} x {m}: product {i} {j}");
+                    assert_eq!(at(&sum, i, j), at(&gradient, i, j) - expected);
+                }
+            }
+        }
     }
 
     #[test]
@@ -175,7 +331,8 @@ mod tests {
         for (i, a) in rows.chunks(4).enumerate() {
             for (j, b) in rows.chunks(4).enumerate() {
                 let expected = if i == j && i != 2 { 1.0 } else { 0.0 };
-                assert!((dot(a, b) - expected).abs() < 1e-6, "{i} {j}: {rows:?}");
+                let [product] = dots(a, [b]);
+                assert!((product - expected).abs() < 1e-6, "{i} {j}: {rows:?}");
             }
         }
     }

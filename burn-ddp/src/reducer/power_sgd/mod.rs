@@ -12,7 +12,7 @@ use super::{
     elements::{narrow, widen},
 };
 use crate::group::{DType, GroupError, ReduceOp};
-use matrix::{Real, orthonormalize, product_row, project_back, project_row};
+use matrix::{Real, add_and_project, orthonormalize, project_back, take_product};
 use state::{Kept, Matrix, fill_empty_rows};
 use std::{
     borrow::Cow,
@@ -131,12 +131,16 @@ impl PowerSgdHook {
         let plain_elements = message.len();
         for matrix in &mut low_rank {
             let start = message.len();
-            message.resize(start + matrix.n * matrix.right.len() / matrix.m, T::ZERO);
-            let gradient = &bucket.data()[matrix.range.clone()];
-            matrix.add_and_project(
-                &read(gradient, bucket.dtype()),
-                T::of(bucket.factor()),
-                &mut message[start..],
+            message.resize(start + matrix.left_elements(), T::ZERO);
+            let gradient = read(&bucket.data()[matrix.range.clone()], bucket.dtype());
+            let (factor, left) = (T::of(bucket.factor()), &mut message[start..]);
+            add_and_project(
+                &mut matrix.sum,
+                &gradient,
+                factor,
+                &matrix.right,
+                left,
+                matrix.m,
             );
         }
         let all_reduce = |message: &mut [T]| match message.is_empty() {
@@ -151,8 +155,8 @@ impl PowerSgdHook {
 
         let mut message: Vec<T> = Vec::new();
         for matrix in &mut low_rank {
-            let elements = matrix.n * matrix.right.len() / matrix.m;
-            matrix.left = lefts.split_off_mut(..elements).unwrap_or_default().to_vec();
+            let left = lefts.split_off_mut(..matrix.left_elements());
+            matrix.left = left.unwrap_or_default().to_vec();
             orthonormalize(&mut matrix.left, matrix.n);
             project_back(&matrix.sum, &matrix.left, &mut matrix.right, matrix.m);
             message.extend_from_slice(&matrix.right);
@@ -205,8 +209,10 @@ impl PowerSgdHook {
             let mut right = std::mem::take(&mut kept.factor);
             right.resize(k * m, T::ZERO);
             // Rows that are lost because the gradient had fewer dimensions get another chance, also those that only show to depend on others.
-            for _ in 0..2 {
-                fill_empty_rows(&mut right, m, (self.seed, parameter.path, kept.steps));
+            let random = (self.seed, parameter.path, kept.steps);
+            fill_empty_rows(&mut right, m, random);
+            orthonormalize(&mut right, m);
+            if fill_empty_rows(&mut right, m, random) {
                 orthonormalize(&mut right, m);
             }
             low_rank.push(LowRank {
@@ -229,7 +235,7 @@ struct LowRank<'a, T> {
     range: Range<usize>,
     n: usize,
     m: usize,
-    /// The error memory; from [`add_and_project`](Self::add_and_project) to [`decompress`](Self::decompress) the gradient with it.
+    /// The error memory; from [`add_and_project`] to [`decompress`](Self::decompress) the gradient with it.
     sum: Vec<T>,
     /// k x n.
     left: Vec<T>,
@@ -238,39 +244,38 @@ struct LowRank<'a, T> {
 }
 
 impl<T: Real> LowRank<'_, T> {
-    /// Adds the gradient to the error memory and multiplies the sum with the right factor, in one pass over the memory.
-    fn add_and_project(&mut self, gradient: &[T], factor: T, left: &mut [T]) {
-        let rows = self.sum.chunks_exact_mut(self.m);
-        for (i, (sum, gradient)) in rows.zip(gradient.chunks_exact(self.m)).enumerate() {
-            for (sum, x) in sum.iter_mut().zip(gradient) {
-                *sum += *x * factor;
-            }
-            project_row(sum, &self.right, left, i);
-        }
+    /// Those of the left factor, k x n.
+    fn left_elements(&self) -> usize {
+        self.right.len() / self.m * self.n
     }
 
     /// Replaces the gradient by the product of the factors; `false` if that is not finite.
     fn decompress(&mut self, data: &mut [u8], dtype: DType, factor: f64) -> bool {
         let finite = |x: &T| x.to_f64().is_finite();
         let all_finite = self.left.iter().chain(&self.right).all(finite);
-        let mut product = vec![T::ZERO; self.m];
-        let rows = data.chunks_exact_mut(self.m * dtype.size());
-        for (i, (data, sum)) in rows.zip(self.sum.chunks_exact_mut(self.m)).enumerate() {
-            if all_finite {
-                product_row(&self.left, &self.right, i, &mut product);
-                for (sum, x) in sum.iter_mut().zip(&mut product) {
-                    *sum -= *x;
-                    *x = *x / T::of(factor);
-                }
-            } else {
-                // Only the error memory of before is kept.
-                for (sum, x) in sum.iter_mut().zip(&*read::<T>(data, dtype)) {
-                    let before = *sum - *x * T::of(factor);
-                    *sum = if finite(&before) { before } else { T::ZERO };
-                }
-                product.fill(T::of(f64::NAN));
+        let (factor, row_bytes) = (T::of(factor), self.m * dtype.size());
+        if all_finite {
+            let mut put = |i: usize, row: &[T]| {
+                write(row, &mut data[i * row_bytes..][..row_bytes], dtype);
+            };
+            let Self {
+                sum,
+                left,
+                right,
+                m,
+                ..
+            } = self;
+            take_product(sum, left, right, factor, *m, &mut put);
+        } else {
+            // Only the error memory of before is kept.
+            for (sum, x) in self.sum.iter_mut().zip(&*read::<T>(data, dtype)) {
+                let before = *sum - *x * factor;
+                *sum = if finite(&before) { before } else { T::ZERO };
             }
-            write(&product, data, dtype);
+            let row = vec![T::of(f64::NAN); self.m];
+            for data in data.chunks_exact_mut(row_bytes) {
+                write(&row, data, dtype);
+            }
         }
         all_finite
     }

@@ -84,12 +84,12 @@ impl PowerSgdState {
     }
 }
 
-/// Numbers in [-1, 1), the same on all ranks, for rows that are all zero.
+/// Numbers in [-1, 1), the same on all ranks, for rows that are all zero; `false` if there are none.
 pub(super) fn fill_empty_rows<T: Real>(
     rows: &mut [T],
     length: usize,
     (seed, path, step): (u64, &str, u64),
-) {
+) -> bool {
     let mut generator = None;
     for row in rows.chunks_exact_mut(length) {
         if row.iter().any(|x| x.to_f64() != 0.0) {
@@ -106,4 +106,5 @@ pub(super) fn fill_empty_rows<T: Real>(
             *x = T::of(f64::from(generator.next_u32() as i32) / -f64::from(i32::MIN));
         }
     }
+    generator.is_some()
 }

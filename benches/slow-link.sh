@@ -13,29 +13,10 @@ rate=${1:-1gbit} rounds=${ROUNDS:-2}
 [ $# -eq 0 ] || shift
 [ $# -gt 0 ] || set -- --width 512 --layers 4 --heads 8 --context 16 --batch-size 1 --accumulate 1 --steps 30 --lr 1e-3
 program=${CHAR_LM:-target/release/examples/char_lm_ddp}
-a=burn-ddp-a-$$ b=burn-ddp-b-$$ out=$(mktemp -d)
+. benches/hosts.sh
+two_hosts "$rate"
+export WORLD_SIZE=2 MASTER_PORT=29500 RAYON_NUM_THREADS=1
 
-down() {
-    wait
-    ip netns del "$a"
-    ip netns del "$b"
-    rm -rf "$out"
-}
-trap down EXIT
-
-ip netns add "$a"
-ip netns add "$b"
-ip link add eth0 netns "$a" type veth peer name eth0 netns "$b"
-ip -n "$a" addr add 10.99.0.1/24 dev eth0
-ip -n "$b" addr add 10.99.0.2/24 dev eth0
-for host in "$a" "$b"; do
-    ip -n "$host" link set eth0 up
-    ip -n "$host" link set lo up
-    ip netns exec "$host" tc qdisc add dev eth0 root tbf rate "$rate" burst 256k latency 100ms
-done
-
-BURN_DDP_SECRET=$(od -An -tx1 -N32 /dev/urandom | tr -d ' \n')
-export BURN_DDP_SECRET WORLD_SIZE=2 MASTER_ADDR=10.99.0.1 MASTER_PORT=29500 RAYON_NUM_THREADS=1
 for round in $(seq "$rounds"); do
     for hook in none bf16 power-sgd; do
         arguments=(--json --sample 0 --evaluate-every 1000000 --checkpoint-every 1000000 --hook "$hook" "$@")

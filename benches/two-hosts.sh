@@ -14,25 +14,8 @@ cd "$(dirname "$0")/.."
 
 per_host=${1:-1} rate=${2:-} rounds=${ROUNDS:-3}
 program=${ALL_REDUCE:-target/release/all-reduce}
-a=burn-ddp-a-$$ b=burn-ddp-b-$$
-
-down() {
-    wait
-    ip netns del "$a"
-    ip netns del "$b"
-}
-trap down EXIT
-
-ip netns add "$a"
-ip netns add "$b"
-ip link add eth0 netns "$a" type veth peer name eth0 netns "$b"
-ip -n "$a" addr add 10.99.0.1/24 dev eth0
-ip -n "$b" addr add 10.99.0.2/24 dev eth0
-for host in "$a" "$b"; do
-    ip -n "$host" link set eth0 up
-    ip -n "$host" link set lo up
-    [ -z "$rate" ] || ip netns exec "$host" tc qdisc add dev eth0 root tbf rate "$rate" burst 256k latency 100ms
-done
+. benches/hosts.sh
+two_hosts "$rate"
 
 if [ -n "${FLOW_LIMIT:-}" ]; then
     for host in "$a" "$b"; do
@@ -49,9 +32,7 @@ EOF
 fi
 
 all_reduce() {
-    export WORLD_SIZE=$((2 * per_host)) MASTER_ADDR=10.99.0.1 MASTER_PORT=29500
-    BURN_DDP_SECRET=$(od -An -tx1 -N32 /dev/urandom | tr -d ' \n')
-    export BURN_DDP_SECRET
+    export WORLD_SIZE=$((2 * per_host)) MASTER_PORT=29500
     for rank in $(seq $((WORLD_SIZE - 1)) -1 1); do
         host=$a
         [ "$rank" -lt "$per_host" ] || host=$b
@@ -71,8 +52,7 @@ streams() {
 
 gloo() {
     [ -n "${TORCH_PYTHON:-}" ] || return 0
-    WORLD_SIZE=2 MASTER_ADDR=10.99.0.1 MASTER_PORT=29501 GLOO_SOCKET_IFNAME=eth0
-    export WORLD_SIZE MASTER_ADDR MASTER_PORT GLOO_SOCKET_IFNAME
+    export WORLD_SIZE=2 MASTER_PORT=29501 GLOO_SOCKET_IFNAME=eth0
     RANK=1 ip netns exec "$b" "$TORCH_PYTHON" -c "$gloo_program" 2>/dev/null &
     RANK=0 ip netns exec "$a" "$TORCH_PYTHON" -c "$gloo_program" 2>/dev/null
     wait

@@ -47,6 +47,7 @@ mod config;
 pub mod data;
 mod ddp;
 mod dtype;
+mod encoding;
 mod error;
 pub mod group;
 pub mod launch;

@@ -7,12 +7,12 @@ use super::{
     ladder::Ladder,
     layers, ops,
     proxy::Proxy,
-    session::{Occurrence, Session},
+    session::{Occurrence, Parts, Session},
     sessions::{Sessions, SyncSwitch},
 };
 use crate::{
     config::{BufferPolicy, Reduction, WrapConfig},
-    dtype,
+    dtype, encoding,
     error::Error,
     group::{ProcessGroup, objects},
     reducer::{Layout, ParamSpec, Reducer},
@@ -79,9 +79,13 @@ pub(crate) fn wrap<M: Module + 'static>(
     };
     let session = Session::new(
         rank,
-        survey.layout,
-        (survey.occurrences, survey.several_devices),
-        reducer,
+        Parts {
+            layout: survey.layout,
+            occurrences: survey.occurrences,
+            several_devices: survey.several_devices,
+            reducer,
+            exchange,
+        },
         &context.config,
         context.switch.clone(),
         context.sessions.clone(),
@@ -92,18 +96,15 @@ pub(crate) fn wrap<M: Module + 'static>(
         paths: Vec::new(),
         hooks: Hooks::default(),
     };
-    let plain = model.clone();
+    let keeps_buffers = session.reducer.is_some() && context.config.buffers != BufferPolicy::Off;
+    let plain = keeps_buffers.then(|| model.clone());
     let mut model = model.apply_reparameterization(&mut attach);
-    if let Some(exchange) = exchange {
+    if let Some(exchange) = &session.exchange {
         model = layers::bind(model, exchange.clone());
         attach.hooks.exchange = Some(exchange.clone());
-        let _ = session.exchange.set(exchange);
     }
     model.visit(&mut MeetHooks);
-    if session.reducer.is_some()
-        && context.config.buffers != BufferPolicy::Off
-        && let Some(buffers) = buffers::of(plain, &model)
-    {
+    if let Some(buffers) = plain.and_then(|plain| buffers::of(plain, &model)) {
         let _ = session.buffers.set(Mutex::new(buffers));
     }
     let attached = match session.first_unseen() {
@@ -298,17 +299,13 @@ fn agree(
         layout: survey.layout.clone(),
         layers: survey.layers.clone(),
     };
-    let encoding = |cause: postcard::Error| Error::Encoding {
-        rank,
-        operation: "comparing the models".into(),
-        cause: cause.to_string(),
-    };
-    let bytes = postcard::to_stdvec(&ours).map_err(encoding)?;
+    let operation = "comparing the models";
+    let bytes = encoding::encode(group, operation, &ours)?;
     for (peer, theirs) in objects::gather(group, &bytes)?.iter().enumerate() {
         if *theirs == bytes {
             continue;
         }
-        let theirs: Fingerprint = postcard::from_bytes(theirs).map_err(encoding)?;
+        let theirs: Fingerprint = encoding::decode(group, operation, theirs)?;
         let layouts = ours.layout.first_difference(&theirs.layout);
         let (what, ours, theirs) = match layouts {
             Some((ours, theirs)) => ("a parameter", ours, theirs),

@@ -177,11 +177,10 @@ impl Exchange {
             values: row[HEADER..].to_vec(),
         };
         let rows: Vec<Row> = all.chunks_exact(width).map(row).collect();
-        let mut active = rows.iter().enumerate();
-        let active = active
-            .by_ref()
-            .filter(|(_, row)| row.place != Place::Joined);
-        let active: Vec<(usize, Place)> = active.map(|(rank, row)| (rank, row.place)).collect();
+        let places = rows.iter().map(|row| row.place).enumerate();
+        let active: Vec<_> = places
+            .filter(|(_, place)| *place != Place::Joined)
+            .collect();
         let Some((first, reference)) = active.first().copied() else {
             return Ok(rows);
         };

@@ -25,23 +25,19 @@ use std::{
 /// Answers the exchanges of a model's synchronised layers, on a thread of its own: what a rank with data does in a step between two rounds of the
 /// reduction is nothing that this one could know.
 #[derive(Debug)]
-pub(crate) struct Answering {
+pub(crate) struct Answering(
     /// `None` if there is nothing to answer.
-    exchange: Option<Arc<Exchange>>,
-    thread: Option<JoinHandle<Result<(), ReducerError>>>,
-}
+    Option<(Arc<Exchange>, JoinHandle<Result<(), ReducerError>>)>,
+);
 
 impl Answering {
     /// Begins, if `model` has such layers. Collective in the end.
     pub(crate) fn begin<M: Module>(model: &M, rank: usize) -> Result<Self, ReducerError> {
         let mut collect = Collect::default();
         traverse(model, &mut collect);
-        let exchange = collect.session.and_then(|s| s.exchange.get().cloned());
+        let exchange = collect.session.and_then(|s| s.exchange.clone());
         let Some(exchange) = exchange.filter(|_| !collect.several) else {
-            return Ok(Self {
-                exchange: None,
-                thread: None,
-            });
+            return Ok(Self(None));
         };
         let answering = exchange.clone();
         let answer = move || {
@@ -54,15 +50,12 @@ impl Answering {
             operation: "starting the thread that answers for layers".into(),
             cause: error.to_string(),
         })?;
-        Ok(Self {
-            exchange: Some(exchange),
-            thread: Some(thread),
-        })
+        Ok(Self(Some((exchange, thread))))
     }
 
     /// Returns once all ranks have come here.
     pub(crate) fn end(mut self) -> Result<(), ReducerError> {
-        match self.thread.take().map(JoinHandle::join) {
+        match self.0.take().map(|(_, thread)| thread.join()) {
             None => Ok(()),
             Some(Ok(answered)) => answered,
             Some(Err(panicked)) => panic::resume_unwind(panicked),
@@ -73,7 +66,7 @@ impl Answering {
 impl Drop for Answering {
     /// This rank leaves without the others, with an error or a panic.
     fn drop(&mut self) {
-        if let (Some(exchange), Some(_)) = (&self.exchange, &self.thread) {
+        if let Some((exchange, _)) = &self.0 {
             exchange.abort(&"a rank has left `join` before the others");
         }
     }

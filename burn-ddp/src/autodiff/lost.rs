@@ -10,9 +10,12 @@ use burn::tensor::TensorData;
 impl Session {
     /// All steps of a pass have run, and what is incomplete has not been sent: a peer cannot have averaged it yet.
     pub(super) fn check_lost(&self, state: &State) -> Result<(), ReducerError> {
+        if !others_meanwhile(state) {
+            return Ok(());
+        }
         match state.uses.fewer() {
-            Some(fewer) if others_meanwhile(state) => Err(self.lost(fewer)),
-            _ => Ok(()),
+            Some(fewer) => Err(self.lost(fewer)),
+            None => Ok(()),
         }
     }
 

@@ -116,6 +116,15 @@ impl State {
     }
 }
 
+/// What a session is made of.
+pub(super) struct Parts {
+    pub(super) layout: Layout,
+    pub(super) occurrences: Vec<Occurrence>,
+    pub(super) several_devices: bool,
+    pub(super) reducer: Option<Reducer>,
+    pub(super) exchange: Option<Arc<Exchange>>,
+}
+
 /// The state of one wrapped model on this rank. Its hooks and the backward steps they record
 /// share it; nothing here outlives the model and its graphs.
 #[derive(Debug)]
@@ -138,7 +147,7 @@ pub(crate) struct Session {
     /// The verdict of the last synchronised pass. Not in the state, which a rank that waits in `join` holds.
     pub(super) not_finite: Mutex<Option<NonFinite>>,
     /// Set if the model has synchronised layers, and more than one rank.
-    pub(super) exchange: OnceLock<Arc<Exchange>>,
+    pub(super) exchange: Option<Arc<Exchange>>,
     /// The model is spread over devices.
     pub(super) several_devices: bool,
     /// Every pass is as the first one.
@@ -151,13 +160,18 @@ pub(crate) struct Session {
 impl Session {
     pub(super) fn new(
         rank: usize,
-        layout: Layout,
-        (occurrences, several_devices): (Vec<Occurrence>, bool),
-        reducer: Option<Reducer>,
+        parts: Parts,
         config: &WrapConfig,
         switch: Arc<SyncSwitch>,
         sessions: Arc<Sessions>,
     ) -> Arc<Self> {
+        let Parts {
+            layout,
+            occurrences,
+            several_devices,
+            reducer,
+            exchange,
+        } = parts;
         let slots = layout.len();
         let mut fields = vec![0; slots];
         for occurrence in &occurrences {
@@ -173,7 +187,7 @@ impl Session {
             rule: config.rule(),
             buffer_policy: config.buffers,
             buffers: OnceLock::new(),
-            exchange: OnceLock::new(),
+            exchange,
             last_buffers: Mutex::default(),
             not_finite: Mutex::default(),
             several_devices,

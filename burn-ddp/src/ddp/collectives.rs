@@ -2,6 +2,7 @@
 
 use super::Ddp;
 use crate::{
+    encoding,
     error::Error,
     group::{DType, ReduceOp, objects},
 };
@@ -67,13 +68,14 @@ impl Ddp {
     ///
     /// [`Error::Group`]; [`Error::Encoding`] when the value cannot be serialised.
     pub fn broadcast<T: Serialize + DeserializeOwned>(&self, value: T) -> Result<T, Error> {
+        let group = &*self.inner.group;
         let mut bytes = if self.is_main() {
-            self.encode("broadcast", &value)?
+            encoding::encode(group, "broadcast", &value)?
         } else {
             Vec::new()
         };
-        objects::broadcast(&*self.inner.group, &mut bytes, 0)?;
-        self.decode("broadcast", &bytes)
+        objects::broadcast(group, &mut bytes, 0)?;
+        encoding::decode(group, "broadcast", &bytes)
     }
 
     /// Every rank's value, in rank order. Collective.
@@ -82,11 +84,7 @@ impl Ddp {
     ///
     /// [`Error::Group`]; [`Error::Encoding`] when the value cannot be serialised.
     pub fn all_gather<T: Serialize + DeserializeOwned>(&self, value: &T) -> Result<Vec<T>, Error> {
-        let bytes = self.encode("all_gather", value)?;
-        let all = objects::gather(&*self.inner.group, &bytes)?;
-        all.iter()
-            .map(|bytes| self.decode("all_gather", bytes))
-            .collect()
+        encoding::all_gather(&*self.inner.group, "all_gather", value)
     }
 
     /// Returns when every rank has called it. Collective.
@@ -128,21 +126,5 @@ impl Ddp {
             operation: "save".into(),
             cause,
         })
-    }
-
-    fn encode<T: Serialize>(&self, operation: &str, value: &T) -> Result<Vec<u8>, Error> {
-        postcard::to_stdvec(value).map_err(|e| self.encoding(operation, &e))
-    }
-
-    fn decode<T: DeserializeOwned>(&self, operation: &str, bytes: &[u8]) -> Result<T, Error> {
-        postcard::from_bytes(bytes).map_err(|e| self.encoding(operation, &e))
-    }
-
-    fn encoding(&self, operation: &str, cause: &postcard::Error) -> Error {
-        Error::Encoding {
-            rank: self.rank(),
-            operation: operation.into(),
-            cause: cause.to_string(),
-        }
     }
 }

@@ -134,8 +134,8 @@ impl UseCounter {
     /// The gradient of one use is there.
     pub(crate) fn fired(&mut self, use_: Use) -> Fired {
         let state = &mut self.slots[use_.slot];
+        state.count += 1;
         if let Some(fixed) = &self.fixed {
-            state.count += 1;
             let (slot, expected, fired) = (use_.slot, fixed[use_.slot], state.count);
             return match fired.cmp(&expected) {
                 Ordering::Less => Fired::Partial,
@@ -147,7 +147,6 @@ impl UseCounter {
                 }),
             };
         }
-        state.count += 1;
         if use_.round == self.round {
             state.fired.push(use_.index);
         } else {
@@ -167,12 +166,14 @@ impl UseCounter {
     /// The first slot with another number of contributions than in the first round, of a static graph whose round is over.
     pub(crate) fn broken(&self) -> Option<Broken> {
         let fixed = self.fixed.as_ref()?;
-        let slots = self.slots.iter().zip(fixed).enumerate();
-        let mut broken = slots.filter(|(_, (state, expected))| state.count != **expected);
-        broken.next().map(|(slot, (state, expected))| Broken {
-            slot,
-            expected: *expected,
-            fired: state.count,
+        let mut slots = self.slots.iter().zip(fixed).enumerate();
+        slots.find_map(|(slot, (state, &expected))| {
+            let fired = state.count;
+            (fired != expected).then_some(Broken {
+                slot,
+                expected,
+                fired,
+            })
         })
     }
 

@@ -201,13 +201,7 @@ impl Checkpoint {
     ///
     /// As for [`value`](Self::value).
     pub fn rank_values<T: DeserializeOwned>(&self, name: &str) -> Result<Vec<T>, Error> {
-        let read = |rank| {
-            self.decode(
-                name,
-                &self.bytes_of(self.find(name, Kind::Value, Some(rank))?)?,
-            )
-        };
-        (0..self.world_size()).map(read).collect()
+        self.each_rank(name).collect()
     }
 
     /// What the rank of this process's number has saved under this name; `None` when there were fewer ranks. Collective.
@@ -234,13 +228,9 @@ impl Checkpoint {
     ///
     /// As for [`value`](Self::value).
     pub fn power_sgd(&self, name: &str, hook: &PowerSgdHook) -> Result<(), Error> {
-        let saved = |rank| {
-            let bytes = self.bytes_of(self.find(name, Kind::Value, Some(rank))?)?;
-            self.decode(name, &bytes)
-        };
         let state = match self.world_size() == self.ddp.world_size() {
             true => self.rank_value(name)?.unwrap_or_default(),
-            false => PowerSgdState::mean((0..self.world_size()).map(saved))?,
+            false => PowerSgdState::mean(self.each_rank(name))?,
         };
         hook.load_state(state);
         Ok(())
@@ -253,6 +243,14 @@ impl Checkpoint {
     /// [`CheckpointError`].
     pub fn bytes(&self, name: &str) -> Result<Vec<u8>, Error> {
         self.entry(name, Kind::Bytes)
+    }
+
+    /// The values of all ranks, one at a time. Each is collective.
+    fn each_rank<T: DeserializeOwned>(&self, name: &str) -> impl Iterator<Item = Result<T, Error>> {
+        (0..self.world_size()).map(move |rank| {
+            let bytes = self.bytes_of(self.find(name, Kind::Value, Some(rank))?)?;
+            self.decode(name, &bytes)
+        })
     }
 
     fn entry(&self, name: &str, kind: Kind) -> Result<Vec<u8>, Error> {

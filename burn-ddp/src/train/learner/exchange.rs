@@ -2,12 +2,14 @@
 
 use super::{error::LearnerError, output::Pack};
 use crate::{
-    Error,
+    Error, encoding,
     group::{ProcessGroup, objects},
 };
 use burn::train::Interrupter;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use std::sync::Arc;
+
+const OPERATION: &str = "exchanging the outputs of a step";
 
 /// Where a rank stands.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -95,19 +97,19 @@ impl Exchange {
     ) -> Result<(Verdict, Outputs), LearnerError> {
         let outputs = match outputs {
             [] => Vec::new(),
-            some => self.encode(&some)?,
+            some => encoding::encode(&*self.group, OPERATION, &some)?,
         };
         let outputs = &outputs[..];
-        let message = self.encode(&Message { state, outputs })?;
+        let message = encoding::encode(&*self.group, OPERATION, &Message { state, outputs })?;
         let mut states = Vec::new();
         let mut gathered = Vec::new();
         for bytes in objects::gather(&*self.group, &message).map_err(Error::from)? {
-            let message: Message = postcard::from_bytes(&bytes).map_err(|e| self.encoding(&e))?;
+            let message: Message = encoding::decode(&*self.group, OPERATION, &bytes)?;
             states.push(message.state);
             if self.is_main() {
                 gathered.push(match message.outputs {
                     [] => Vec::new(),
-                    some => postcard::from_bytes(some).map_err(|e| self.encoding(&e))?,
+                    some => encoding::decode(&*self.group, OPERATION, some)?,
                 });
             }
         }
@@ -170,11 +172,7 @@ impl Exchange {
         &self,
         value: &T,
     ) -> Result<Vec<T>, LearnerError> {
-        let bytes = self.encode(value)?;
-        let all = objects::gather(&*self.group, &bytes).map_err(Error::from)?;
-        all.iter()
-            .map(|bytes| postcard::from_bytes(bytes).map_err(|e| self.encoding(&e)))
-            .collect()
+        Ok(encoding::all_gather(&*self.group, OPERATION, value)?)
     }
 
     /// Waits for rank 0, however long it works, and hears its verdict. Collective.
@@ -186,17 +184,5 @@ impl Exchange {
     /// Waits as long as the others live. Collective.
     pub(super) fn wait(&self) -> Result<(), LearnerError> {
         Ok(self.group.monitored_barrier().map_err(Error::from)?)
-    }
-
-    fn encode<T: Serialize>(&self, value: &T) -> Result<Vec<u8>, LearnerError> {
-        postcard::to_stdvec(value).map_err(|e| self.encoding(&e))
-    }
-
-    fn encoding(&self, cause: &postcard::Error) -> LearnerError {
-        LearnerError::Ddp(Error::Encoding {
-            rank: self.rank(),
-            operation: "exchanging the outputs of a step".into(),
-            cause: cause.to_string(),
-        })
     }
 }

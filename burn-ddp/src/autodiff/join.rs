@@ -22,12 +22,14 @@ use std::{
     thread::{self, JoinHandle},
 };
 
+type Thread = JoinHandle<Result<(), ReducerError>>;
+
 /// Answers the exchanges of a model's synchronised layers, on a thread of its own: what a rank with data does in a step between two rounds of the
 /// reduction is nothing that this one could know.
 #[derive(Debug)]
 pub(crate) struct Answering(
     /// `None` if there is nothing to answer.
-    Option<(Arc<Exchange>, JoinHandle<Result<(), ReducerError>>)>,
+    Option<(Arc<Exchange>, Thread)>,
 );
 
 impl Answering {

@@ -3,6 +3,10 @@
 //! Plain loops with a fixed order of additions: each rank rebuilds the gradient from the same factors, and must come to the same bits on any
 //! processor, which a library that chooses its kernels at run time does not promise. The compiler's vectors for the processor at hand do: they neither
 //! reorder nor fuse.
+#![allow(
+    clippy::extra_unused_type_parameters,
+    reason = "`with_simd` wants the level's type, though only the compiler makes vectors here"
+)]
 
 use crate::group::DType;
 use bytemuck::Pod;

@@ -5,11 +5,13 @@ use super::{
     params::{FloatVisitor, TiedFields, visit},
 };
 use crate::{Ddp, Error};
+use burn::backend::DispatchDevice;
 use burn::module::{Module, Param, ParamId};
 use burn::optim::GradientsParams;
-use burn::tensor::{DType, Tensor, TensorData};
+use burn::tensor::{DType, Device, Tensor, TensorData};
 use half::{bf16, f16};
-use std::collections::HashSet;
+use macerator::{Simd, with_simd};
+use std::{borrow::Cow, collections::HashSet};
 
 /// How large a gradient is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -45,7 +47,7 @@ impl Ddp {
     ) -> Result<(GradientsParams, f64), Error> {
         let mut measure = Measure {
             rank: self.rank(),
-            grads: &grads,
+            grads,
             norm,
             tied: TiedFields::default(),
             total: 0.0,
@@ -55,9 +57,9 @@ impl Ddp {
         if let Some(failure) = measure.failure {
             return Err(failure);
         }
-        let total = match norm {
-            Norm::L2 => measure.total.sqrt(),
-            Norm::Inf => measure.total,
+        let (grads, total) = match norm {
+            Norm::L2 => (measure.grads, measure.total.sqrt()),
+            Norm::Inf => (measure.grads, measure.total),
         };
         if total <= max_norm {
             return Ok((grads, total));
@@ -79,9 +81,9 @@ impl Ddp {
     }
 }
 
-struct Measure<'a> {
+struct Measure {
     rank: usize,
-    grads: &'a GradientsParams,
+    grads: GradientsParams,
     norm: Norm,
     tied: TiedFields,
     /// The sum of squares, or the largest absolute value.
@@ -89,16 +91,22 @@ struct Measure<'a> {
     failure: Option<Error>,
 }
 
-impl FloatVisitor for Measure<'_> {
+impl FloatVisitor for Measure {
     fn visit<const D: usize>(&mut self, path: &str, param: &Param<Tensor<D>>) {
         let tied = self.tied.is_tied(param.id);
-        let Some(gradient) = self.grads.get::<D>(param.id).filter(|_| !tied) else {
-            return;
-        };
-        if self.failure.is_some() {
+        if tied || self.failure.is_some() {
             return;
         }
+        let Some(gradient) = self.grads.remove::<D>(param.id) else {
+            return;
+        };
         let (rank, path) = (self.rank, path.to_string());
+        let (device, dtype) = (gradient.device(), gradient.dtype());
+        let on_host = is_host(&device);
+        // Where a tensor is host memory, its only owner reads and remakes it without a copy.
+        if !on_host {
+            self.grads.register(param.id, gradient.clone());
+        }
         match gradient.try_into_data() {
             Err(cause) => {
                 let cause = cause.to_string();
@@ -113,45 +121,75 @@ impl FloatVisitor for Measure<'_> {
                     Norm::L2 => self.total + size,
                     Norm::Inf => self.total.max(size),
                 };
+                if on_host {
+                    let gradient = Tensor::<D>::from_data(data, (&device, dtype));
+                    self.grads.register(param.id, gradient);
+                }
             }
         }
     }
 }
 
+/// Whether the device's tensors lie in host memory.
+fn is_host(device: &Device) -> bool {
+    match device.as_dispatch() {
+        #[cfg(feature = "flex")]
+        DispatchDevice::Flex(_) => true,
+        _ => false,
+    }
+}
+
 /// The sum of squares or the largest absolute value; not finite when any element is not.
 fn size(data: &TensorData, norm: Norm) -> f64 {
-    /// Sums that are independent of each other, so that the processor need not wait for one to add to it.
-    const LANES: usize = 8;
-
-    fn fold<E: bytemuck::Pod>(bytes: &[u8], norm: Norm, f64_of: impl Fn(E) -> f64) -> f64 {
-        let mut lanes = [0.0f64; LANES];
-        let add = |lane: &mut f64, x: f64| match norm {
-            Norm::L2 => *lane += x * x,
-            // `max` would drop what is not a number.
-            Norm::Inf if x.is_nan() => *lane = f64::INFINITY,
-            Norm::Inf => *lane = lane.max(x.abs()),
-        };
-        let chunks = bytes.chunks_exact(LANES * size_of::<E>());
-        let tail = chunks.remainder();
-        for chunk in chunks.chain([tail]) {
-            let elements = chunk.chunks_exact(size_of::<E>());
-            for (lane, element) in lanes.iter_mut().zip(elements) {
-                add(lane, f64_of(bytemuck::pod_read_unaligned(element)));
-            }
-        }
+    fn of<E: bytemuck::Pod + Into<f64>>(bytes: &[u8], norm: Norm) -> f64 {
+        let aligned = bytemuck::try_cast_slice(bytes).map(Cow::Borrowed);
+        let values = aligned.unwrap_or_else(|_| Cow::Owned(bytemuck::pod_collect_to_vec(bytes)));
         match norm {
-            Norm::L2 => lanes.iter().sum(),
-            Norm::Inf => lanes.iter().copied().fold(0.0, f64::max),
+            Norm::L2 => sum_of_squares::<E>(&values),
+            Norm::Inf => largest::<E>(&values),
         }
     }
 
     let bytes = data.as_bytes();
     match data.dtype() {
-        DType::F64 => fold(bytes, norm, |x: f64| x),
-        DType::F16 => fold(bytes, norm, |x: f16| x.to_f64()),
-        DType::BF16 => fold(bytes, norm, |x: bf16| x.to_f64()),
-        _ => fold(bytes, norm, |x: f32| f64::from(x)),
+        DType::F64 => of::<f64>(bytes, norm),
+        DType::F16 => of::<f16>(bytes, norm),
+        DType::BF16 => of::<bf16>(bytes, norm),
+        _ => of::<f32>(bytes, norm),
     }
+}
+
+#[with_simd]
+#[allow(
+    clippy::extra_unused_type_parameters,
+    reason = "`with_simd` wants the level's type, though only the compiler makes vectors here"
+)]
+fn sum_of_squares<S: Simd, E: Copy + Into<f64>>(values: &[E]) -> f64 {
+    /// Sums that are independent of each other, so that the order of additions is the same with vectors of any width.
+    const LANES: usize = 8;
+
+    let (chunks, rest) = values.as_chunks::<LANES>();
+    let mut sums = [0.0; LANES];
+    for chunk in chunks {
+        for (sum, x) in sums.iter_mut().zip(chunk) {
+            let x: f64 = (*x).into();
+            *sum += x * x;
+        }
+    }
+    for (sum, x) in sums.iter_mut().zip(rest) {
+        let x: f64 = (*x).into();
+        *sum += x * x;
+    }
+    sums.iter().sum()
+}
+
+fn largest<E: Copy + Into<f64>>(values: &[E]) -> f64 {
+    let absolute = values.iter().map(|x| (*x).into().abs());
+    absolute.fold(0.0, |largest, x| match x.is_nan() {
+        // `max` would drop it.
+        true => f64::INFINITY,
+        false => largest.max(x),
+    })
 }
 
 /// What is done to each gradient.

@@ -56,30 +56,24 @@ impl Real for f64 {
 /// Independent sums, so that the compiler may use vector registers without changing the order of additions.
 const LANES: usize = 16;
 
-/// Rows of a factor, or of the matrix, that are taken together, so that what goes along with them is read once for all.
+/// Rows that are added together, so that what they are added to is read and written once for all.
 const BLOCK: usize = 4;
 
-/// The inner product of `a` with each of `b`.
 #[inline(always)]
-fn dots<T: Real, const N: usize>(a: &[T], b: [&[T]; N]) -> [T; N] {
+fn dot<T: Real>(a: &[T], b: &[T]) -> T {
     let (a_chunks, a_rest) = a.as_chunks::<LANES>();
-    let b = b.map(|b| b.as_chunks::<LANES>());
-    let mut sums = [[T::ZERO; LANES]; N];
-    for (i, a) in a_chunks.iter().enumerate() {
-        for (sums, (b, _)) in sums.iter_mut().zip(b) {
-            let b = &b[i];
-            for lane in 0..LANES {
-                sums[lane] += a[lane] * b[lane];
-            }
+    let (b_chunks, b_rest) = b.as_chunks::<LANES>();
+    let mut sums = [T::ZERO; LANES];
+    for (a, b) in a_chunks.iter().zip(b_chunks) {
+        for lane in 0..LANES {
+            sums[lane] += a[lane] * b[lane];
         }
     }
-    let mut totals = [T::ZERO; N];
-    for ((total, sums), (_, b_rest)) in totals.iter_mut().zip(sums).zip(b) {
-        let rest = a_rest.iter().zip(b_rest);
-        let rest = rest.fold(T::ZERO, |sum, (a, b)| sum + *a * *b);
-        *total = sums.into_iter().fold(rest, |a, b| a + b);
-    }
-    totals
+    let rest = a_rest
+        .iter()
+        .zip(b_rest)
+        .fold(T::ZERO, |sum, (a, b)| sum + *a * *b);
+    sums.into_iter().fold(rest, |a, b| a + b)
 }
 
 /// `sum += factors[0] * rows[0] + ...`, added in this order.
@@ -109,24 +103,14 @@ pub(super) fn add_and_project<S: Simd, T: Real>(
     left: &mut [T],
     m: usize,
 ) {
-    let (n, ranks) = (sum.len() / m, right.len() / m);
+    let n = sum.len() / m;
     let rows = sum.chunks_exact_mut(m).zip(gradient.chunks_exact(m));
     for (i, (row, gradient)) in rows.enumerate() {
         for (sum, x) in row.iter_mut().zip(gradient) {
             *sum += *x * factor;
         }
-        let mut k = 0;
-        while k + BLOCK <= ranks {
-            for (x, k) in dots::<T, BLOCK>(row, first(&right[k * m..], m))
-                .into_iter()
-                .zip(k..)
-            {
-                left[k * n + i] = x;
-            }
-            k += BLOCK;
-        }
-        for k in k..ranks {
-            [left[k * n + i]] = dots(row, first(&right[k * m..], m));
+        for (k, right) in right.chunks_exact(m).enumerate() {
+            left[k * n + i] = dot(row, right);
         }
     }
 }
@@ -169,24 +153,23 @@ fn product_row<T: Real>(left: &[T], right: &[T], i: usize, row: &mut [T]) {
     }
 }
 
-/// `left^T * right` (k x n, k x m), row by row: taken off `sum` (n x m), and given divided by `factor` to `put`, with the number of the row.
+/// Takes `left^T * right` (k x n, k x m) off `sum`, and writes it divided by `factor` to `product` (both n x m).
 #[with_simd]
-pub(super) fn take_product<S: Simd, T: Real, F: FnMut(usize, &[T])>(
+pub(super) fn take_product<S: Simd, T: Real>(
     sum: &mut [T],
     left: &[T],
     right: &[T],
     factor: T,
+    product: &mut [T],
     m: usize,
-    put: &mut F,
 ) {
-    let mut product = vec![T::ZERO; m];
-    for (i, sum) in sum.chunks_exact_mut(m).enumerate() {
-        product_row(left, right, i, &mut product);
-        for (sum, x) in sum.iter_mut().zip(&mut product) {
+    let rows = sum.chunks_exact_mut(m).zip(product.chunks_exact_mut(m));
+    for (i, (sum, product)) in rows.enumerate() {
+        product_row(left, right, i, product);
+        for (sum, x) in sum.iter_mut().zip(product) {
             *sum -= *x;
             *x = *x / factor;
         }
-        put(i, &product);
     }
 }
 
@@ -266,11 +249,9 @@ mod tests {
         project_back(&sum, &left, &mut back, 3);
         assert_eq!(back, [-10.0, -14.0, -18.0, 56.0, 73.0, 90.0]);
         // -2 * (1, 0, -1) + 4 * (2, 1, 0) and -2 * (1, 0, -1) + 13 * (2, 1, 0).
-        let mut rows = Vec::new();
-        take_product(&mut sum, &left, &right, 2.0, 3, &mut |i, row: &[f32]| {
-            rows.push((i, row.to_vec()));
-        });
-        assert_eq!(rows, [(0, vec![3.0, 2.0, 1.0]), (1, vec![12.0, 6.5, 1.0])]);
+        let mut product = [7.0; 6];
+        take_product(&mut sum, &left, &right, 2.0, &mut product, 3);
+        assert_eq!(product, [3.0, 2.0, 1.0, 12.0, 6.5, 1.0]);
         assert_eq!(sum, [-5.0, -2.0, 1.0, -20.0, -8.0, 4.0]);
     }
 
@@ -308,15 +289,13 @@ mod tests {
                     assert_eq!(at(&back, k, j), expected, "{n} x {m}: right {k} {j}");
                 }
             }
-            let mut rows = Vec::new();
-            take_product(&mut sum, &left, &right, 1.0, m, &mut |_, row: &[f64]| {
-                rows.extend(row.to_vec())
-            });
+            let mut product = vec![7.0; n * m];
+            take_product(&mut sum, &left, &right, 1.0, &mut product, m);
             for i in 0..n {
                 for j in 0..m {
                     let expected: f64 =
                         (0..ranks).map(|k| left[k * n + i] * at(&right, k, j)).sum();
-                    assert_eq!(at(&rows, i, j), expected, "{n} x {m}: product {i} {j}");
+                    assert_eq!(at(&product, i, j), expected, "{n} x {m}: product {i} {j}");
                     assert_eq!(at(&sum, i, j), at(&gradient, i, j) - expected);
                 }
             }
@@ -335,7 +314,7 @@ mod tests {
         for (i, a) in rows.chunks(4).enumerate() {
             for (j, b) in rows.chunks(4).enumerate() {
                 let expected = if i == j && i != 2 { 1.0 } else { 0.0 };
-                let [product] = dots(a, [b]);
+                let product = dot(a, b);
                 assert!((product - expected).abs() < 1e-6, "{i} {j}: {rows:?}");
             }
         }

@@ -253,31 +253,33 @@ impl<T: Real> LowRank<'_, T> {
     fn decompress(&mut self, data: &mut [u8], dtype: DType, factor: f64) -> bool {
         let finite = |x: &T| x.to_f64().is_finite();
         let all_finite = self.left.iter().chain(&self.right).all(finite);
-        let (factor, row_bytes) = (T::of(factor), self.m * dtype.size());
-        if all_finite {
-            let mut put = |i: usize, row: &[T]| {
-                write(row, &mut data[i * row_bytes..][..row_bytes], dtype);
-            };
-            let Self {
-                sum,
-                left,
-                right,
-                m,
-                ..
-            } = self;
-            take_product(sum, left, right, factor, *m, &mut put);
-        } else {
+        let factor = T::of(factor);
+        if !all_finite {
             // Only the error memory of before is kept.
             for (sum, x) in self.sum.iter_mut().zip(&*read::<T>(data, dtype)) {
                 let before = *sum - *x * factor;
                 *sum = if finite(&before) { before } else { T::ZERO };
             }
-            let row = vec![T::of(f64::NAN); self.m];
-            for data in data.chunks_exact_mut(row_bytes) {
-                write(&row, data, dtype);
+            write(&vec![T::of(f64::NAN); self.sum.len()], data, dtype);
+            return false;
+        }
+        let Self {
+            sum,
+            left,
+            right,
+            m,
+            ..
+        } = self;
+        let mut take = |product: &mut [T]| take_product(sum, left, right, factor, product, *m);
+        match bytemuck::try_cast_slice_mut(data) {
+            Ok(product) if dtype == T::DTYPE => take(product),
+            _ => {
+                let mut product = vec![T::ZERO; data.len() / dtype.size()];
+                take(&mut product);
+                write(&product, data, dtype);
             }
         }
-        all_finite
+        true
     }
 }
 

@@ -29,7 +29,8 @@ const ROUTES: [&str; 8] = [
 /// One rank's end of a group of GPUs.
 ///
 /// Operations are put on a CUDA stream: a method returns when NCCL has put it there, and the stream does it later, in order. All ranks must
-/// call the same operations in the same order. Operations from several threads of a rank wait for each other, in no particular order.
+/// call the same operations in the same order. Operations from several threads of a rank wait for each other, in no particular order, and
+/// that counts as their time.
 ///
 /// When an operation fails or its time is over, the communicator is aborted: what is under way on this rank's device ends, with unusable data, and
 /// every later call returns [`NcclError::Aborted`]. Other ranks do not hear of it; they need to be told to abort, too. An operation that failed
@@ -107,15 +108,19 @@ impl Communicator {
 
     /// Waits until all ranks have joined, or [`Settings::init_timeout`] after the start is over. Operations do it by themselves.
     pub fn ready(&self) -> Result<()> {
-        if self.shared.is_ready() && !self.shared.has_ended() {
-            return Ok(());
-        }
-        let _turn = self.shared.begin(&self.init)?;
-        if !self.shared.is_ready() {
+        if let Some(_turn) = self.shared.begin_init(&self.init)? {
             self.shared.settle(IN_PROGRESS, &self.init)?;
             self.shared.set_ready();
         }
         Ok(())
+    }
+
+    /// [`ready`](Self::ready) for an operation, whose own name is in the error of a communicator that has ended.
+    fn prepare(&self) -> Result<()> {
+        if self.shared.has_ended() {
+            return Ok(());
+        }
+        self.ready()
     }
 
     /// This process's position, `0..world_size`.
@@ -196,7 +201,7 @@ impl Communicator {
                     cause,
                 })?;
         }
-        self.ready()?;
+        self.prepare()?;
         let deadline = Deadline::new(name, shared.settings.timeout);
         let _turn = shared.begin(&deadline)?;
         let code = shared.call(&deadline, |nccl, comm| {
@@ -258,7 +263,7 @@ impl Communicator {
     /// Leaves in good order: waits until all operations are done and every rank has called it, then frees everything. [`Settings::timeout`]
     /// applies to the whole; when it is over the communicator is aborted.
     pub fn close(&self) -> Result<()> {
-        self.ready()?;
+        self.prepare()?;
         let shared = &self.shared;
         let deadline = Deadline::new("close", shared.settings.timeout);
         let _turn = shared.begin(&deadline)?;

@@ -147,27 +147,41 @@ impl Shared {
         self.change(|state| state.ready = true);
     }
 
-    pub(super) fn is_ready(&self) -> bool {
-        self.lock().ready
-    }
-
     pub(super) fn has_ended(&self) -> bool {
         self.lock().end.is_some()
     }
 
     /// Waits for the end of the operation that another thread is in.
     pub(super) fn begin(self: &Arc<Self>, deadline: &Deadline) -> Result<Turn<'_>> {
-        let free = |state: &State| !state.operating || state.end.is_some();
+        self.turn(deadline, |_| false)?
+            .ok_or_else(|| self.late(deadline))
+    }
+
+    /// The same for the meeting of all ranks; nothing if they have met.
+    pub(super) fn begin_init(self: &Arc<Self>, deadline: &Deadline) -> Result<Option<Turn<'_>>> {
+        let turn = self.turn(deadline, |state| state.ready)?;
+        if turn.is_none() && !self.lock().ready {
+            return Err(self.late(deadline));
+        }
+        Ok(turn)
+    }
+
+    /// Nothing if `needless` holds, or another thread is in an operation when the time is over.
+    fn turn(
+        &self,
+        deadline: &Deadline,
+        needless: impl Fn(&State) -> bool,
+    ) -> Result<Option<Turn<'_>>> {
+        let free = |state: &State| !state.operating || state.end.is_some() || needless(state);
         let mut state = self.wait_until(deadline.left(), free);
         if let Some(end) = &state.end {
             return Err(self.ended(end, deadline));
         }
-        if state.operating {
-            drop(state);
-            return Err(self.late(deadline));
+        if state.operating || needless(&state) {
+            return Ok(None);
         }
         state.operating = true;
-        Ok(Turn(self))
+        Ok(Some(Turn(self)))
     }
 
     /// Runs one C function of NCCL, after the one that another thread is in.

@@ -1,6 +1,6 @@
 //! Everything that goes wrong is the right error on every rank, in time.
 
-use crate::common::{Rank, SHORT, STREAM, kind, post, ranks, settings, sum};
+use crate::common::{LONG, Rank, SHORT, STREAM, kind, post, ranks, settings, sum};
 use burn_ddp_cuda::nccl::Settings;
 use std::time::Duration;
 
@@ -139,43 +139,47 @@ fn an_operation_that_never_ends() {
     );
 }
 
+const BROKEN: &str =
+    "failed: ncclRemoteError (6): mock: the connection to another rank was made to break";
+
+/// Whether it is seen by the operation or by the wait for it is a matter of time.
 #[test]
 fn an_error_while_the_operation_runs() {
     let test = "faults::an_error_while_the_operation_runs";
-    one_fails(
-        test,
-        "async-error@1",
-        "rank 1 of 2: the stream failed: ncclRemoteError (6): mock: the connection to another rank was made to break",
-    );
+    let results = ranks(2)
+        .fault("async-error@1")
+        .run(test, |rank| first_sum(&rank, settings(SHORT)));
+    assert_eq!(results[0], "rank 0 of 2: the stream timed out");
+    let seen = ["the stream", "all_reduce of 3 f32 (sum)"];
+    let seen = seen.map(|operation| format!("rank 1 of 2: {operation} {BROKEN}"));
+    assert!(seen.contains(&results[1]), "{results:?}");
 }
 
-/// Two operations are right; the third one breaks, and the watchdog is the first to see it.
+/// Two operations are right; the third one breaks, and nobody is waiting for it.
 #[test]
 fn a_watchdog_sees_an_error() {
     let test = "faults::a_watchdog_sees_an_error";
     let results = ranks(2).fault("async-error:2").run(test, |rank| {
-        let communicator = rank.init("id", settings(Duration::from_secs(50))).unwrap();
+        let communicator = rank.init("id", settings(LONG)).unwrap();
         for value in [1.0, 2.0] {
             communicator.check().unwrap();
             let sum = sum(&rank.mock, &communicator, value).unwrap();
             assert_eq!(sum, [2.0 * value; 3]);
         }
-        post(&communicator, vec![0.0; 3].leak()).unwrap();
-        let error = loop {
-            if let Err(error) = communicator.check() {
-                break error;
-            }
-        };
+        // It may break before this has returned, too.
+        let mut result = post(&communicator, vec![0.0; 3].leak());
+        while result.is_ok() {
+            result = communicator.check();
+        }
         rank.mock.synchronize(STREAM);
         rank.mock.assert_clean();
-        kind(error)
+        kind(result.unwrap_err())
     });
-    let expected = |rank| {
-        format!(
-            "rank {rank} of 2: check failed: ncclRemoteError (6): mock: the connection to another rank was made to break"
-        )
-    };
-    assert_eq!(results, [expected(0), expected(1)]);
+    for (rank, result) in results.iter().enumerate() {
+        let seen = ["check", "all_reduce of 3 f32 (sum)"];
+        let seen = seen.map(|operation| format!("rank {rank} of 2: {operation} {BROKEN}"));
+        assert!(seen.contains(result), "{results:?}");
+    }
 }
 
 /// The process of rank 1 has gone; for NCCL that is no error.

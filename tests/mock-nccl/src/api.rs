@@ -180,8 +180,10 @@ extern "C" fn ncclGroupEnd() -> c_int {
 }
 
 fn hang_if(fault: bool) {
-    while fault {
-        thread::park();
+    if fault {
+        loop {
+            thread::park();
+        }
     }
 }
 

@@ -20,7 +20,15 @@ pub(crate) fn run(comm: &Comm, operations: &[Operation]) -> Result<(), Aborted> 
             return Err(worker::asynchronous_error(comm));
         }
         match operation.kind {
-            Kind::Send { .. } | Kind::Recv { .. } => transfers.push(Transfer {
+            Kind::Send { peer } => transfers.push(Transfer {
+                sends: true,
+                peer,
+                operation: *operation,
+                at: 0,
+            }),
+            Kind::Recv { peer } => transfers.push(Transfer {
+                sends: false,
+                peer,
                 operation: *operation,
                 at: 0,
             }),
@@ -101,6 +109,8 @@ fn take(comm: &Comm, operation: &Operation, block: usize, at: usize, length: usi
 
 /// A send or a receive that is under way.
 struct Transfer {
+    sends: bool,
+    peer: usize,
     operation: Operation,
     /// Bytes that are done.
     at: usize,
@@ -121,23 +131,20 @@ impl Transfer {
             return false;
         }
         let length = CHUNK.min(self.bytes() - self.at);
-        let sends = match self.operation.kind {
-            Kind::Send { peer } => Some((comm.rank, peer)),
-            _ => None,
+        let (from, to) = if self.sends {
+            (comm.rank, self.peer)
+        } else {
+            (self.peer, comm.rank)
         };
-        let (from, to) = sends.unwrap_or_else(|| match self.operation.kind {
-            Kind::Recv { peer } => (peer, comm.rank),
-            _ => (comm.rank, comm.rank),
-        });
         let full = comm.segment.mail(from, to);
-        let there = u64::from(sends.is_none());
+        let there = u64::from(!self.sends);
         if full.load(Ordering::Acquire) != there {
             return false;
         }
         let chunk = comm.segment.mail_chunk(from, to);
         // SAFETY: within the caller's buffer and the chunk, which the other side leaves alone until the flag changes.
         unsafe {
-            if sends.is_some() {
+            if self.sends {
                 let data = (self.operation.send + self.at) as *const u8;
                 ptr::copy_nonoverlapping(data, chunk, length);
             } else {

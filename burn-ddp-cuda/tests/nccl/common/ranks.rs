@@ -7,13 +7,15 @@ use std::{
     path::{Path, PathBuf},
     process::{self, Child, Command, ExitStatus, Stdio},
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 /// Set in a rank: the folder that its run shares.
 const FOLDER: &str = "BURN_DDP_CUDA_TEST_FOLDER";
 const RANK: &str = "BURN_DDP_CUDA_TEST_RANK";
-const LIMIT: Duration = Duration::from_secs(100);
+/// The hard limit of a run, counted in looks at its ranks: a machine that stands still for a minute is no hang.
+const LOOKS: usize = 20_000;
+const LOOK: Duration = Duration::from_millis(5);
 
 /// One rank, in its process.
 pub(crate) struct Rank {
@@ -124,8 +126,11 @@ impl Ranks {
                     .unwrap()
             })
             .collect();
-        let end = Instant::now() + LIMIT;
-        let endings: Vec<_> = children.iter_mut().map(|child| wait(child, end)).collect();
+        let mut looks = LOOKS;
+        let endings: Vec<_> = children
+            .iter_mut()
+            .map(|child| wait(child, &mut looks))
+            .collect();
         for (rank, ending) in endings.iter().enumerate() {
             let good = ending.is_some_and(|status| status.success());
             assert!(
@@ -144,16 +149,17 @@ fn result_path(folder: &Path, rank: usize) -> PathBuf {
 }
 
 /// How the process ended; nothing if it had to be killed.
-fn wait(child: &mut Child, end: Instant) -> Option<ExitStatus> {
+fn wait(child: &mut Child, looks: &mut usize) -> Option<ExitStatus> {
     loop {
         if let Some(status) = child.try_wait().unwrap() {
             return Some(status);
         }
-        if Instant::now() > end {
+        if *looks == 0 {
             child.kill().unwrap();
             child.wait().unwrap();
             return None;
         }
-        thread::sleep(Duration::from_millis(5));
+        *looks -= 1;
+        thread::sleep(LOOK);
     }
 }

@@ -4,8 +4,9 @@ use crate::common::{LONG, Mock, Rank, STREAM, kind, mock, post, ranks, settings,
 use burn_ddp_cuda::nccl::Communicator;
 use std::{
     sync::{
-        Barrier,
+        Arc, Barrier,
         atomic::{AtomicBool, Ordering},
+        mpsc,
     },
     thread,
     time::Duration,
@@ -142,6 +143,28 @@ fn that_never_returns() {
         kind(error)
     });
     assert_eq!(results, ["rank 0 of 1: the stream timed out"]);
+}
+
+/// The thread that aborts is prepared first; that it panics does not keep the communicator.
+#[test]
+fn on_a_thread_that_the_caller_prepares() {
+    let test = "aborts::on_a_thread_that_the_caller_prepares";
+    let results = ranks(1).run(test, |rank| {
+        let (sender, receiver) = mpsc::channel();
+        let mut settings = settings(LONG);
+        settings.on_thread_start = Some(Arc::new(move || {
+            let name = thread::current().name().map(str::to_owned);
+            sender.send(name).unwrap();
+            panic!("this is part of the test");
+        }));
+        let communicator = rank.init("id", settings).unwrap();
+        communicator.abort("no reason");
+        rank.mock.assert_clean();
+        drop(communicator);
+        let names: Vec<_> = receiver.iter().flatten().collect();
+        names.join(" ")
+    });
+    assert_eq!(results, ["nccl-release"]);
 }
 
 /// Threads run operations and look for errors while others abort, at every moment of a communicator's life.

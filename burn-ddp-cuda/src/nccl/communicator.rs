@@ -115,12 +115,16 @@ impl Communicator {
         Ok(())
     }
 
-    /// [`ready`](Self::ready) for an operation, whose own name is in the error of a communicator that has ended.
-    fn prepare(&self) -> Result<()> {
-        if self.shared.has_ended() {
-            return Ok(());
+    /// The start of an operation: waits for the other ranks if it is the first, which is not its own time. Its name is in the error of a
+    /// communicator that has ended.
+    fn prepare(&self, operation: String) -> Result<Deadline> {
+        let limit = self.shared.settings.timeout;
+        let deadline = Deadline::new(operation.as_str(), limit);
+        if let Some(error) = self.shared.refused(&deadline) {
+            return Err(error);
         }
-        self.ready()
+        self.ready()?;
+        Ok(Deadline::new(operation, limit))
     }
 
     /// This process's position, `0..world_size`.
@@ -201,8 +205,7 @@ impl Communicator {
                     cause,
                 })?;
         }
-        self.prepare()?;
-        let deadline = Deadline::new(name, shared.settings.timeout);
+        let deadline = self.prepare(name)?;
         let _turn = shared.begin(&deadline)?;
         let code = shared.call(&deadline, |nccl, comm| {
             // SAFETY: the communicator lives, and no other thread uses it, while this one is in a call; the arguments were checked; the
@@ -246,6 +249,9 @@ impl Communicator {
     /// once (after a failure within two seconds). A rank that died is often no error of NCCL's: it does not come, that is all.
     pub fn check(&self) -> Result<()> {
         let deadline = Deadline::new("check", self.shared.settings.timeout);
+        if let Some(error) = self.shared.refused(&deadline) {
+            return Err(error);
+        }
         let code = self.shared.poll_now(&deadline)?;
         if is_error(code) {
             return Err(self.shared.failed(code, &deadline));
@@ -263,9 +269,8 @@ impl Communicator {
     /// Leaves in good order: waits until all operations are done and every rank has called it, then frees everything. [`Settings::timeout`]
     /// applies to the whole; when it is over the communicator is aborted.
     pub fn close(&self) -> Result<()> {
-        self.prepare()?;
         let shared = &self.shared;
-        let deadline = Deadline::new("close", shared.settings.timeout);
+        let deadline = self.prepare("close".into())?;
         let _turn = shared.begin(&deadline)?;
         let code = shared.call(&deadline, |nccl, comm| {
             // SAFETY: the communicator lives, and no other thread uses it, while this one is in a call.

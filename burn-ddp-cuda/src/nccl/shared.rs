@@ -4,13 +4,14 @@
 //! *operation* lasts from its first call until NCCL is done with it, and others wait for its end; a *call* is one C function, which returns at
 //! once. Abort waits for the end of a call only, and so can end an operation that hangs.
 
+mod ending;
+
 use super::{
-    Library, NcclError, Result, ResultCode, Settings,
+    Library, Result, Settings,
     deadline::Deadline,
     ffi::{IN_PROGRESS, RawComm, SUCCESS},
     is_error,
     library::Functions,
-    release::{self, How},
 };
 use std::{
     ffi::c_int,
@@ -19,9 +20,6 @@ use std::{
     time::Duration,
 };
 
-/// How long an operation that failed waits until the communicator is aborted, beyond its own limit. Then its stream moves on; and up to
-/// NCCL 2.26 the thread that made a call must live until NCCL has let go of it.
-const GRACE: Duration = Duration::from_secs(2);
 /// The first pause between two looks at NCCL; each is twice the one before.
 const FIRST_PAUSE: Duration = Duration::from_micros(20);
 /// The longest pause.
@@ -147,10 +145,6 @@ impl Shared {
         self.change(|state| state.ready = true);
     }
 
-    pub(super) fn has_ended(&self) -> bool {
-        self.lock().end.is_some()
-    }
-
     /// Waits for the end of the operation that another thread is in.
     pub(super) fn begin(self: &Arc<Self>, deadline: &Deadline) -> Result<Turn<'_>> {
         self.turn(deadline, |_| false)?
@@ -175,7 +169,7 @@ impl Shared {
         let free = |state: &State| !state.operating || state.end.is_some() || needless(state);
         let mut state = self.wait_until(deadline.left(), free);
         if let Some(end) = &state.end {
-            return Err(self.ended(end, deadline));
+            return Err(self.refusal(end, deadline));
         }
         if state.operating || needless(&state) {
             return Ok(None);
@@ -250,119 +244,6 @@ impl Shared {
     pub(super) fn pause(&self, pause: &mut Pause, deadline: &Deadline) {
         let ended = |state: &State| state.end.is_some();
         drop(self.wait_until(pause.next(deadline.left()), ended));
-    }
-
-    /// The error of an operation whose time is over; aborts.
-    pub(super) fn late(self: &Arc<Self>, deadline: &Deadline) -> NcclError {
-        self.fail(self.timeout(deadline), deadline)
-    }
-
-    fn timeout(&self, deadline: &Deadline) -> NcclError {
-        NcclError::TimedOut {
-            rank: self.rank,
-            world_size: self.world_size,
-            operation: deadline.operation.clone(),
-            elapsed: deadline.elapsed(),
-            limit: deadline.limit,
-            message: self.library.last_message(),
-        }
-    }
-
-    /// The error of an operation for which NCCL said `code`; aborts.
-    pub(super) fn failed(self: &Arc<Self>, code: c_int, deadline: &Deadline) -> NcclError {
-        self.fail(self.failure(code, deadline), deadline)
-    }
-
-    fn failure(&self, code: c_int, deadline: &Deadline) -> NcclError {
-        NcclError::Failed {
-            rank: self.rank,
-            world_size: self.world_size,
-            operation: deadline.operation.clone(),
-            elapsed: deadline.elapsed(),
-            code: ResultCode(code),
-            message: self.library.last_message(),
-        }
-    }
-
-    /// Aborts because of `error`, and returns it, unless the communicator has ended before.
-    fn fail(self: &Arc<Self>, error: NcclError, deadline: &Deadline) -> NcclError {
-        if !self.abort(&error.to_string()) {
-            return self.interrupted(deadline);
-        }
-        drop(self.wait_released(GRACE));
-        error
-    }
-
-    /// The error of an operation that finds its communicator at its end.
-    pub(super) fn interrupted(&self, deadline: &Deadline) -> NcclError {
-        let state = self.wait_released(GRACE);
-        let end = state.end.clone().unwrap_or(End::Closed);
-        self.ended(&end, deadline)
-    }
-
-    /// Ends the communicator, unless it has ended. Returns at once.
-    pub(super) fn abort(self: &Arc<Self>, reason: &str) -> bool {
-        self.end(End::Aborted(reason.to_owned()), How::Abort)
-    }
-
-    /// Destroys the communicator, which NCCL has finalised.
-    pub(super) fn destroy(self: &Arc<Self>, deadline: &Deadline) -> Result<()> {
-        if !self.end(End::Closed, How::Destroy) {
-            return Err(self.interrupted(deadline));
-        }
-        let code = self.wait_released(deadline.left()).released;
-        match code {
-            Some(code) if is_error(code) => Err(self.failure(code, deadline)),
-            Some(_) => Ok(()),
-            // The thread that destroys it goes on.
-            None => Err(self.timeout(deadline)),
-        }
-    }
-
-    fn end(self: &Arc<Self>, end: End, how: How) -> bool {
-        let first = self.change(|state| {
-            let first = state.end.is_none();
-            state.end.get_or_insert(end);
-            first
-        });
-        if first {
-            release::start(self, how);
-        }
-        first
-    }
-
-    fn wait_released(&self, limit: Duration) -> MutexGuard<'_, State> {
-        self.wait_until(limit, |state| state.released.is_some())
-    }
-
-    /// Waits until no thread is in a call, and takes the communicator out of everybody's reach.
-    pub(super) fn take_comm(&self) -> RawComm {
-        let state = self.changed.wait_while(self.lock(), |state| state.calling);
-        let mut state = state.unwrap_or_else(PoisonError::into_inner);
-        std::mem::replace(&mut state.comm.0, ptr::null_mut())
-    }
-
-    pub(super) fn released(&self, code: c_int) {
-        self.change(|state| state.released = Some(code));
-    }
-
-    fn ended(&self, end: &End, deadline: &Deadline) -> NcclError {
-        let (rank, world_size, operation) =
-            (self.rank, self.world_size, deadline.operation.clone());
-        match end {
-            End::Closed => NcclError::Closed {
-                rank,
-                world_size,
-                operation,
-            },
-            End::Aborted(reason) => NcclError::Aborted {
-                rank,
-                world_size,
-                operation,
-                elapsed: deadline.elapsed(),
-                reason: reason.clone(),
-            },
-        }
     }
 }
 

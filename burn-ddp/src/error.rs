@@ -6,7 +6,7 @@ use crate::{
         GroupError,
         host::{RendezvousError, SettingsError},
     },
-    launch::{LaunchError, is_launched},
+    launch::{self, LaunchError, is_launched},
     notice::HELP,
     reducer::ReducerError,
     train::{OptimizerError, checkpoint::CheckpointError},
@@ -242,13 +242,14 @@ impl BackwardPanic {
     /// No panic hook sees it: its message would be the payload's type, and a backtrace of every survivor would bury the output
     /// of the rank that failed first.
     pub(crate) fn raise(error: ReducerError) -> ! {
-        if !CATCHING.get() {
+        let payload: Box<dyn Any + Send> = Box::new(Self(error.clone()));
+        // The report of our launcher has it, once for all ranks that say the same.
+        if !CATCHING.get() && !launch::tell_panic(&*payload) {
             // The standard panic message knows nothing of this payload: it would print its type and a backtrace.
-            // Under our launcher the report has the pointer, once for all ranks.
             let help = if is_launched() { "" } else { HELP };
             eprintln!("burn-ddp: {error}{help}");
         }
-        panic::resume_unwind(Box::new(Self(error)))
+        panic::resume_unwind(payload)
     }
 
     /// Why the gradients could not be averaged.

@@ -26,9 +26,9 @@ use burn::train::{
     ClassificationOutput, InferenceStep, Learner, MetricEarlyStoppingStrategy, StoppingCondition,
     SupervisedTraining, TrainOutput, TrainStep,
 };
-use burn_ddp_examples::Error;
 use burn_ddp_examples::data::{self, Batch, ImageBatcher};
 use burn_ddp_examples::device::DeviceName;
+use burn_ddp_examples::{Error, command, output};
 use clap::Parser;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -47,20 +47,20 @@ struct Args {
     #[cfg(feature = "ddp")]
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..))]
     nproc: u32,
-    /// Passes over the training images at the most.
+    /// Passes over the training images at the most, those before `--resume` included.
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
     epochs: u32,
     /// Images per batch and rank.
     #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..))]
     batch_size: u32,
     /// Learning rate.
-    #[arg(long, default_value_t = 2e-3)]
+    #[arg(long, default_value_t = 2e-3, allow_negative_numbers = true)]
     lr: f64,
     /// Ends the training when the validation loss has not improved for so many epochs.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     patience: u32,
     /// Continues after this epoch, of which the folder has a checkpoint.
-    #[arg(long)]
+    #[arg(long, value_name = "EPOCH")]
     resume: Option<usize>,
     /// Seed of the weights and of the order of the images.
     #[arg(long, default_value_t = 42)]
@@ -130,14 +130,7 @@ impl InferenceStep for Model {
 }
 
 fn main() -> ExitCode {
-    let args = Args::parse();
-    match run(&args) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    command::exit(run(&Args::parse()))
 }
 
 fn run(args: &Args) -> Result<(), Error> {
@@ -230,13 +223,14 @@ fn train(args: &Args, #[cfg(feature = "ddp")] ddp: Ddp) -> Result<(), Error> {
 impl Args {
     /// What can be told to be wrong without computing anything.
     fn check(&self) -> Result<(), Error> {
-        if !(self.lr > 0.0 && self.lr <= 1.0) {
-            return Err(Error::Usage(format!(
-                "--lr is {}, but must be above 0 and at most 1",
-                self.lr
-            )));
-        }
+        command::check_lr(self.lr)?;
         if let Some(epoch) = self.resume {
+            if epoch >= self.epochs as usize {
+                return Err(Error::Usage(format!(
+                    "--resume {epoch} leaves nothing to train of --epochs {}, which is the number of the last epoch",
+                    self.epochs
+                )));
+            }
             let file = self.out.join(format!("checkpoint/model-{epoch}.bpk"));
             if !file.exists() {
                 return Err(Error::Usage(format!(
@@ -246,9 +240,6 @@ impl Args {
             }
         }
         self.device.open()?;
-        std::fs::create_dir_all(&self.out).map_err(|source| Error::Output {
-            path: self.out.clone(),
-            source,
-        })
+        output::check_writable(&self.out)
     }
 }

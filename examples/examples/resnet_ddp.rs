@@ -25,7 +25,7 @@ use burn_ddp_examples::data::{self, Batch, ImageBatcher, Recipe};
 use burn_ddp_examples::device::DeviceName;
 use burn_ddp_examples::model::{ResNet, ResNetConfig};
 use burn_ddp_examples::progress::{Epoch, Progress};
-use burn_ddp_examples::{Error, output, schedule};
+use burn_ddp_examples::{Error, command, output, schedule};
 use clap::Parser;
 use serde::Serialize;
 use std::path::PathBuf;
@@ -35,8 +35,10 @@ use std::time::Instant;
 
 #[cfg(not(feature = "ddp"))]
 use burn::data::dataloader::DataLoaderBuilder;
+// ANCHOR: names
 #[cfg(feature = "ddp")]
 use burn_ddp::{Ddp, Launcher, ReduceOp, data::Tail};
+// ANCHOR_END: names
 
 /// Trains a ResNet-18 on the UCI handwritten digits (part of this program) or on CIFAR-10.
 #[derive(Debug, Parser)]
@@ -74,14 +76,7 @@ struct Args {
 type Loader = Arc<dyn DataLoader<Batch>>;
 
 fn main() -> ExitCode {
-    let args = Args::parse();
-    match run(&args) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    command::exit(run(&Args::parse()))
 }
 
 fn run(args: &Args) -> Result<(), Error> {
@@ -289,10 +284,8 @@ impl Args {
                 return Err(Error::Usage(format!("{option} must be at least 1")));
             }
         }
-        if let Some(lr) = self.lr.filter(|lr| !(*lr > 0.0 && *lr <= 1.0)) {
-            return Err(Error::Usage(format!(
-                "--lr is {lr}, but must be above 0 and at most 1"
-            )));
+        if let Some(lr) = self.lr {
+            command::check_lr(lr)?;
         }
         self.device.open()?;
         if let Some(dir) = &self.data {

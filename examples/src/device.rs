@@ -16,11 +16,23 @@ pub enum DeviceName {
 /// The program was built without the backend that was asked for.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "this program was built without the device `{name}`; build it with `--features {name}` \
-     (for example `cargo run --release --features {name} --example resnet_ddp -- --device {name}`)"
+    "this program was built without the device `{name}`; build it with `--features {name}`: \
+     `cargo run --release --features {name} --example {program} -- --device {name}`"
 )]
 pub struct DeviceError {
     name: &'static str,
+    /// The example's name.
+    program: String,
+}
+
+impl DeviceError {
+    #[allow(dead_code)] // in a program with all devices
+    fn new(name: &'static str) -> Self {
+        let path = std::env::current_exe().unwrap_or_default();
+        let program = path.file_stem().unwrap_or_default();
+        let program = program.to_string_lossy().into_owned();
+        Self { name, program }
+    }
 }
 
 impl DeviceName {
@@ -34,15 +46,15 @@ impl DeviceName {
             #[cfg(feature = "flex")]
             Self::Flex => Ok(Device::flex()),
             #[cfg(not(feature = "flex"))]
-            Self::Flex => Err(DeviceError { name: "flex" }),
+            Self::Flex => Err(DeviceError::new("flex")),
             #[cfg(feature = "wgpu")]
             Self::Wgpu => Ok(Device::wgpu(burn::tensor::DeviceKind::DefaultDevice)),
             #[cfg(not(feature = "wgpu"))]
-            Self::Wgpu => Err(DeviceError { name: "wgpu" }),
+            Self::Wgpu => Err(DeviceError::new("wgpu")),
             #[cfg(feature = "cuda")]
             Self::Cuda => Ok(Device::cuda(burn::tensor::DeviceIndex::Default)),
             #[cfg(not(feature = "cuda"))]
-            Self::Cuda => Err(DeviceError { name: "cuda" }),
+            Self::Cuda => Err(DeviceError::new("cuda")),
         }
     }
 }
@@ -53,8 +65,16 @@ mod tests {
 
     #[test]
     fn a_device_that_is_not_built_in_says_how_to_get_it() {
-        let error = DeviceName::Wgpu.open().err();
-        assert_eq!(error, Some(DeviceError { name: "wgpu" }));
-        assert!(error.is_some_and(|e| e.to_string().contains("--features wgpu")));
+        assert_eq!(
+            DeviceName::Wgpu.open().err(),
+            Some(DeviceError::new("wgpu"))
+        );
+        let error = DeviceError {
+            name: "wgpu",
+            program: "char_lm_ddp".into(),
+        };
+        let command =
+            "`cargo run --release --features wgpu --example char_lm_ddp -- --device wgpu`";
+        assert!(error.to_string().ends_with(command), "{error}");
     }
 }

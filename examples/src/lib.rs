@@ -4,6 +4,7 @@
 //! and without it, and that is the point: what data-parallel training adds to a program is all in
 //! the program's `main` and between two epochs.
 
+pub mod command;
 pub mod data;
 pub mod device;
 mod error;

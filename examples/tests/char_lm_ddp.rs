@@ -2,6 +2,8 @@
 #![cfg(all(feature = "ddp", feature = "flex"))]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod common;
+
 use burn::data::dataloader::batcher::Batcher;
 use burn::data::dataset::Dataset;
 use burn::module::Module;
@@ -9,48 +11,21 @@ use burn::tensor::Device;
 use burn::tensor::activation::log_softmax;
 use burn_ddp_examples::data::text::{Text, WindowBatcher};
 use burn_ddp_examples::gpt::GptConfig;
+use common::Run;
 use serde_json::Value;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
-use std::time::{Duration, Instant};
-
-/// No run here takes longer, however busy the machine is.
-const LIMIT: Duration = Duration::from_secs(120);
+use std::path::Path;
 
 /// A model of 8,000 parameters.
 const SMALL: &str = "--layers 2 --width 16 --heads 2 --context 16 --sample 0 --json";
 
-fn char_lm_ddp(arguments: &str, out: &Path) -> Output {
-    let test = std::env::current_exe().unwrap();
-    let program: PathBuf = (test.ancestors().nth(2).unwrap()).join("examples/char_lm_ddp");
-    let program = program.with_extension(std::env::consts::EXE_EXTENSION);
-    let mut child = Command::new(&program)
-        .args(arguments.split_whitespace())
-        .arg("--out")
-        .arg(out)
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap_or_else(|e| panic!("{}: {e}; build the examples first", program.display()));
-    // What it writes fits into a pipe, so it need not be read before the end.
-    let start = Instant::now();
-    while child.try_wait().unwrap().is_none() {
-        if start.elapsed() > LIMIT {
-            child.kill().unwrap(); // its ranks end with it
-            let output = child.wait_with_output().unwrap();
-            panic!("{arguments}: {}", String::from_utf8_lossy(&output.stderr));
-        }
-        std::thread::sleep(Duration::from_millis(20));
-    }
-    child.wait_with_output().unwrap()
+fn char_lm_ddp(arguments: &str, out: &Path) -> Run {
+    let arguments: Vec<_> = arguments.split_whitespace().collect();
+    common::run("char_lm_ddp", &arguments, out)
 }
 
+#[track_caller]
 fn report(arguments: &str, out: &Path) -> Value {
-    let run = char_lm_ddp(arguments, out);
-    let stderr = String::from_utf8_lossy(&run.stderr);
-    assert!(run.status.success(), "{arguments}: {stderr}");
-    let stdout = String::from_utf8(run.stdout).unwrap();
-    serde_json::from_str(stdout.lines().next_back().unwrap()).unwrap()
+    char_lm_ddp(arguments, out).report()
 }
 
 fn number(report: &Value, name: &str) -> f64 {
@@ -121,6 +96,52 @@ fn a_run_that_was_interrupted_ends_with_the_same_bits() {
         assert_eq!(again["validation_loss"], whole["validation_loss"], "{hook}");
         assert!(losses(&again).is_empty());
     }
+}
+
+/// What a run says at its start, but for the checkpoint's folder.
+fn first_lines(arguments: &str, out: &Path) -> Vec<String> {
+    let run = char_lm_ddp(&format!("{SMALL} --hook none {arguments}"), out).succeeded();
+    let lines = run.stderr.lines().filter(|line| {
+        line.starts_with("going on") || line.starts_with("warning") || line.starts_with("no step")
+    });
+    let out = out.to_str().unwrap();
+    lines.map(|line| line.replace(out, "OUT")).collect()
+}
+
+#[test]
+fn a_run_that_goes_on_says_what_is_not_as_before() {
+    let dir = tempfile::tempdir().unwrap();
+    let lines = |arguments: &str| first_lines(arguments, dir.path());
+    assert!(lines("--steps 4 --stop-after 2 --nproc 1").is_empty());
+    let going_on =
+        |step| format!("going on after step {step} of OUT; for a new run name another --out");
+    // A part of the same run.
+    assert_eq!(lines("--steps 4 --stop-after 3 --nproc 1"), [going_on(2)]);
+    let expected = [
+        going_on(3),
+        "no step is left to make: --stop-after is 1".into(),
+    ];
+    assert_eq!(lines("--steps 4 --stop-after 1 --nproc 1"), expected);
+    let expected = [
+        going_on(3),
+        "warning: the run that saved it had other settings: --nproc 1 and not 2, --steps 4 and not 5, \
+         --batch-size 2 and not 4; the steps from here on have those of this one"
+            .into(),
+    ];
+    assert_eq!(lines("--steps 5 --batch-size 4"), expected);
+    let expected = [going_on(5), "no step is left to make: --steps is 5".into()];
+    assert_eq!(lines("--steps 5 --batch-size 4"), expected);
+}
+
+#[test]
+fn a_model_of_another_size_is_told_in_a_line() {
+    let dir = tempfile::tempdir().unwrap();
+    report(&format!("{SMALL} --steps 1 --nproc 1"), dir.path());
+    let larger = SMALL.replace("--width 16", "--width 32");
+    let mistake = char_lm_ddp(&format!("{larger} --steps 1 --nproc 1"), dir.path()).mistake();
+    let expected = "error: rank 0: `model` of the checkpoint of step 1 cannot be used here: `tokens.weight` is [61, 32] in this model and [61, 16] in the \
+        checkpoint, and 19 more parameters differ. Build the model with the settings it was saved with, or name another directory for this one";
+    assert_eq!(mistake, expected);
 }
 
 /// The validation text's loss under the frequencies of the training text's characters: what a model reaches that sees no context.
@@ -202,9 +223,7 @@ fn a_mistake_is_told_once_and_before_any_rank_starts() {
         ),
         ("--prompt 1", "--prompt has '1', which is not in the text"),
     ] {
-        let run = char_lm_ddp(arguments, out.path());
-        assert_eq!(run.status.code(), Some(1), "{arguments}");
-        let stderr = String::from_utf8(run.stderr).unwrap();
-        assert_eq!(stderr, format!("error: {text}\n"));
+        let mistake = char_lm_ddp(arguments, out.path()).mistake();
+        assert_eq!(mistake, format!("error: {text}"), "{arguments}");
     }
 }

@@ -2,32 +2,19 @@
 #![cfg(all(feature = "ddp", feature = "flex"))]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+mod common;
 
-fn learner_ddp(out: &Path, arguments: &[&str]) -> Output {
-    let test = std::env::current_exe().unwrap();
-    let program: PathBuf = test
-        .ancestors()
-        .nth(2)
-        .unwrap()
-        .join("examples/learner_ddp");
-    let program = program.with_extension(std::env::consts::EXE_EXTENSION);
-    Command::new(&program)
-        .arg("--out")
-        .arg(out)
-        .args(arguments)
-        .output()
-        .unwrap_or_else(|e| panic!("{}: {e}; build the examples first", program.display()))
+use std::fs;
+use std::path::Path;
+
+fn learner_ddp(out: &Path, arguments: &[&str]) -> common::Run {
+    common::run("learner_ddp", arguments, out)
 }
 
 /// What a run that must succeed wrote to stdout.
 #[track_caller]
-fn stdout(run: &Output) -> String {
-    let stderr = String::from_utf8_lossy(&run.stderr);
-    assert!(run.status.success(), "{stderr}");
-    String::from_utf8(run.stdout.clone()).unwrap()
+fn stdout(run: common::Run) -> String {
+    run.succeeded().stdout
 }
 
 /// The value of a metric over an epoch: the last line of its file.
@@ -48,7 +35,7 @@ fn two_ranks_have_the_metrics_of_one() {
     let [one, two] = [(); 2].map(|()| tempfile::tempdir().unwrap());
     let run = |out: &Path, nproc, batch| {
         let arguments = ["--epochs", "2", "--nproc", nproc, "--batch-size", batch];
-        stdout(&learner_ddp(out, &arguments))
+        stdout(learner_ddp(out, &arguments))
     };
     run(one.path(), "1", "64");
     let shown = run(two.path(), "2", "32");
@@ -81,9 +68,9 @@ fn two_ranks_have_the_metrics_of_one() {
 #[test]
 fn a_training_continues_from_its_checkpoint() {
     let [whole, parts] = [(); 2].map(|()| tempfile::tempdir().unwrap());
-    stdout(&learner_ddp(whole.path(), &["--epochs", "2"]));
-    stdout(&learner_ddp(parts.path(), &["--epochs", "1"]));
-    stdout(&learner_ddp(
+    stdout(learner_ddp(whole.path(), &["--epochs", "2"]));
+    stdout(learner_ddp(parts.path(), &["--epochs", "1"]));
+    stdout(learner_ddp(
         parts.path(),
         &["--epochs", "2", "--resume", "1"],
     ));
@@ -98,22 +85,27 @@ fn a_training_continues_from_its_checkpoint() {
 fn early_stopping_ends_all_ranks_at_the_same_epoch() {
     let [one, two] = [(); 2].map(|()| tempfile::tempdir().unwrap());
     let common = ["--epochs", "12", "--patience", "1", "--lr", "0.02"];
-    stdout(&learner_ddp(
+    stdout(learner_ddp(
         one.path(),
         &[&common[..], &["--nproc", "1", "--batch-size", "64"]].concat(),
     ));
-    stdout(&learner_ddp(two.path(), &common));
+    stdout(learner_ddp(two.path(), &common));
     let [one, two] = [one, two].map(|out| epochs(out.path()));
     assert!(one < 12, "it did not stop");
     assert_eq!(one, two);
 }
 
 #[test]
-fn a_checkpoint_that_is_not_there_is_told_once_and_before_any_rank_starts() {
+fn a_resume_without_anything_to_resume_is_told_once_and_before_any_rank_starts() {
     let out = tempfile::tempdir().unwrap();
-    let run = learner_ddp(out.path(), &["--resume", "7"]);
-    assert_eq!(run.status.code(), Some(1));
-    let stderr = String::from_utf8(run.stderr).unwrap();
-    assert_eq!(stderr.lines().count(), 1, "{stderr}");
-    assert!(stderr.contains("--resume 7: there is no "), "{stderr}");
+    let mistake = |arguments: &[&str]| learner_ddp(out.path(), arguments).mistake();
+    let absent = mistake(&["--resume", "7"]);
+    assert!(
+        absent.starts_with("error: --resume 7: there is no "),
+        "{absent}"
+    );
+    assert_eq!(
+        mistake(&["--resume", "2", "--epochs", "2"]),
+        "error: --resume 2 leaves nothing to train of --epochs 2, which is the number of the last epoch"
+    );
 }

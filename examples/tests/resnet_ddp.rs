@@ -2,23 +2,19 @@
 #![cfg(all(feature = "ddp", feature = "flex"))]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod common;
+
 use burn::data::dataloader::batcher::Batcher;
 use burn::data::dataset::Dataset;
 use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor};
 use burn_ddp_examples::data::{ImageBatcher, digits};
 use burn_ddp_examples::model::ResNetConfig;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use common::Run;
+use std::path::Path;
 
-fn resnet_ddp(arguments: &[&str]) -> Output {
-    let test = std::env::current_exe().unwrap();
-    let program: PathBuf = test.ancestors().nth(2).unwrap().join("examples/resnet_ddp");
-    let program = program.with_extension(std::env::consts::EXE_EXTENSION);
-    Command::new(&program)
-        .args(arguments)
-        .output()
-        .unwrap_or_else(|e| panic!("{}: {e}; build the examples first", program.display()))
+fn resnet_ddp(arguments: &[&str], out: &Path) -> Run {
+    common::run("resnet_ddp", arguments, out)
 }
 
 /// Share of the test images that the model in `path` gets right, in one process without DDP.
@@ -42,14 +38,9 @@ fn plain_accuracy(path: &Path) -> f64 {
 #[test]
 fn two_ranks_train_one_model() {
     let out = tempfile::tempdir().unwrap();
-    let folder = out.path().to_str().unwrap();
-    let run = resnet_ddp(&["--epochs", "2", "--json", "--out", folder]);
-    let stderr = String::from_utf8_lossy(&run.stderr);
-    assert!(run.status.success(), "{stderr}");
-
-    let stdout = String::from_utf8(run.stdout).unwrap();
-    let last = stdout.lines().next_back().unwrap();
-    let report: serde_json::Value = serde_json::from_str(last).unwrap();
+    let run = resnet_ddp(&["--epochs", "2", "--json"], out.path());
+    let stderr = run.stderr.clone();
+    let report = run.report();
     assert_eq!(report["world_size"], 2);
     assert_eq!(report["epochs"], 2);
     // 1,433 images in batches of 2 x 32 make 23 steps, the last of them short.
@@ -83,22 +74,10 @@ fn two_ranks_train_one_model() {
 #[test]
 fn a_batch_larger_than_the_data_is_one_step_an_epoch_and_a_warning() {
     let out = tempfile::tempdir().unwrap();
-    let folder = out.path().to_str().unwrap();
-    let arguments = [
-        "--epochs",
-        "1",
-        "--batch-size",
-        "5000",
-        "--json",
-        "--out",
-        folder,
-    ];
-    let run = resnet_ddp(&arguments);
-    let stderr = String::from_utf8_lossy(&run.stderr);
-    assert!(run.status.success(), "{stderr}");
-    let stdout = String::from_utf8(run.stdout).unwrap();
-    let last = stdout.lines().next_back().unwrap();
-    let report: serde_json::Value = serde_json::from_str(last).unwrap();
+    let arguments = ["--epochs", "1", "--batch-size", "5000", "--json"];
+    let run = resnet_ddp(&arguments, out.path());
+    let stderr = run.stderr.clone();
+    let report = run.report();
     assert_eq!(report["steps"], 1);
     // 1,433 images on two ranks, one of them twice.
     let warning = "warning: a batch of 5000 images is more than the 717 that each rank has: every epoch is one step with 717";
@@ -108,24 +87,20 @@ fn a_batch_larger_than_the_data_is_one_step_an_epoch_and_a_warning() {
 #[test]
 fn an_output_folder_that_cannot_be_written_to_is_noticed_at_the_start() {
     // Nobody can, not even root.
-    let run = resnet_ddp(&["--out", "/proc"]);
-    assert_eq!(run.status.code(), Some(1));
-    let stderr = String::from_utf8(run.stderr).unwrap();
-    assert_eq!(stderr.lines().count(), 1, "{stderr}");
-    assert!(stderr.contains("cannot write to the output folder /proc"));
+    let mistake = resnet_ddp(&[], Path::new("/proc")).mistake();
+    assert!(mistake.contains("cannot write to the output folder /proc"));
 }
 
 #[test]
 fn a_mistake_is_reported_once() {
-    let run = resnet_ddp(&["--data", "/no/such/folder"]);
-    assert_eq!(run.status.code(), Some(1));
-    let stderr = String::from_utf8(run.stderr).unwrap();
-    assert_eq!(stderr.lines().count(), 1, "{stderr}");
-    assert!(stderr.contains("data_batch_1.bin is missing (expected 30730000 bytes)"));
+    let out = tempfile::tempdir().unwrap();
+    let mistake = resnet_ddp(&["--data", "/no/such/folder"], out.path()).mistake();
+    assert!(mistake.contains("data_batch_1.bin is missing (expected 30730000 bytes)"));
 }
 
 #[test]
 fn a_wrong_option_is_told_once_and_before_any_rank_starts() {
+    let out = tempfile::tempdir().unwrap();
     for (option, value, text) in [
         (
             "--lr",
@@ -145,10 +120,7 @@ fn a_wrong_option_is_told_once_and_before_any_rank_starts() {
         ("--epochs", "0", "--epochs must be at least 1"),
         ("--batch-size", "0", "--batch-size must be at least 1"),
     ] {
-        let run = resnet_ddp(&[option, value]);
-        assert_eq!(run.status.code(), Some(1));
-        let stderr = String::from_utf8(run.stderr).unwrap();
-        assert_eq!(stderr.lines().count(), 1, "{stderr}");
-        assert!(stderr.contains(text), "{stderr}");
+        let mistake = resnet_ddp(&[option, value], out.path()).mistake();
+        assert_eq!(mistake, format!("error: {text}"));
     }
 }

@@ -2,11 +2,13 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+use burn::tensor::Device;
 use burn_ddp::{Ddp, Error, Launcher};
 use burn_ddp_tests::{
     Launched, assert_says,
     dying::{self, Moment},
     launched,
+    models::Scalar,
 };
 use rustix::process::{Signal, getpid, kill_process};
 use std::time::Duration;
@@ -109,6 +111,27 @@ fn ddp_20_the_first_cause_is_reported() {
         report.starts_with("rank 2 of 3 failed first") && report.contains("signal 9 (SIGKILL)"),
         "{report}"
     );
+}
+
+/// An error that leaves `backward` as a panic is told like one that is returned: in the report alone.
+#[test]
+fn a_rank_that_is_lost_in_backward_is_told_once() {
+    let name = "a_rank_that_is_lost_in_backward_is_told_once";
+    let ended = launched(name, &["kill"], |_| {
+        launch(2, |ddp| {
+            let model = ddp.wrap(Scalar::new(0.0, &Device::flex().autodiff()))?;
+            if ddp.rank() == 1 {
+                kill_process(getpid(), Signal::KILL).unwrap();
+            }
+            (model.w.val() * 2.0).backward();
+            Ok(())
+        });
+    });
+    let (stderr, report) = (&ended[0].stderr, summary(&ended[0]));
+    assert!(report.starts_with("rank 1 of 2 failed first"), "{report}");
+    let then = "\n  then rank 0 (exit code 101): rank 0: lost rank 1 (";
+    assert!(report.contains(then), "{report}");
+    assert_eq!(stderr.matches("lost rank 1").count(), 1, "{stderr}");
 }
 
 /// Reduces until something happens to rank 1.

@@ -28,6 +28,8 @@ pub(super) type ReadPayload =
 thread_local! {
     /// The last panic that has begun on this thread.
     static LAST_PANIC: RefCell<Option<Record>> = const { RefCell::new(None) };
+    /// Whom to tell, while this thread runs the training function.
+    static LISTENER: RefCell<Option<(Reporter, ReadPayload)>> = const { RefCell::new(None) };
 }
 
 /// How the training function of a rank ended.
@@ -73,7 +75,10 @@ pub(super) fn run<E: Display>(
     follow_launcher();
     let reporter = Reporter::open();
     reporter.hook(classify.panic.clone());
-    match catch_unwind(AssertUnwindSafe(body)) {
+    LISTENER.set(Some((reporter.clone(), classify.panic.clone())));
+    let ended = catch_unwind(AssertUnwindSafe(body));
+    LISTENER.take();
+    match ended {
         Ok(Ok(())) => Ended::Well,
         Ok(Err(error)) => {
             let record = Record::new(Kind::Error, &error.to_string(), (classify.error)(&error));
@@ -96,12 +101,26 @@ pub(super) fn run<E: Display>(
     }
 }
 
+/// Tells the launcher of a panic that passes no hook; whether it now knows. Only on the thread of the training function, where the
+/// panic ends the rank if nothing catches it.
+pub(super) fn tell(payload: &(dyn Any + Send)) -> bool {
+    LISTENER.with_borrow(|listener| {
+        let tell = |(reporter, read): &(Reporter, ReadPayload)| {
+            reporter.send(&describe(payload, None, read))
+        };
+        listener.as_ref().is_some_and(tell)
+    })
+}
+
 fn describe(payload: &(dyn Any + Send), place: Option<String>, read: &ReadPayload) -> Record {
     let (text, blame) = message(payload, read);
-    let place = place
-        .map(|place| format!(" at {place}"))
-        .unwrap_or_default();
-    Record::new(Kind::PanicBegun, &format!("panicked{place}: {text}"), blame)
+    // An error that left `backward` is told like one that was returned.
+    let text = match (read(payload), place) {
+        (Some(_), _) => text,
+        (None, Some(place)) => format!("panicked at {place}: {text}"),
+        (None, None) => format!("panicked: {text}"),
+    };
+    Record::new(Kind::PanicBegun, &text, blame)
 }
 
 fn message(payload: &(dyn Any + Send), read: &ReadPayload) -> (String, Blame) {

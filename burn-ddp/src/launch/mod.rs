@@ -174,6 +174,11 @@ impl<E> Launcher<E> {
     }
 }
 
+/// Tells the launcher of a panic that passes no hook, if this thread runs the training function of one of its ranks; whether it now knows.
+pub(crate) fn tell_panic(payload: &(dyn std::any::Any + Send)) -> bool {
+    child::tell(payload)
+}
+
 /// Whether this process is a rank of one of this crate's launchers, which prints a report.
 pub(crate) fn is_launched() -> bool {
     env::role() == Role::Rank

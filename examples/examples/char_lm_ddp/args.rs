@@ -3,7 +3,7 @@
 use burn_ddp_examples::data::text::Text;
 use burn_ddp_examples::device::DeviceName;
 use burn_ddp_examples::gpt::GptConfig;
-use burn_ddp_examples::{Error, output};
+use burn_ddp_examples::{Error, command, output};
 use clap::Parser;
 use std::num::{NonZeroU64, NonZeroUsize};
 use std::path::PathBuf;
@@ -106,10 +106,7 @@ impl Args {
     /// What can be told to be wrong without computing anything.
     pub(crate) fn check(&self, text: &Text) -> Result<(), Error> {
         let wrong = |message: String| Err(Error::Usage(message));
-        if !(self.lr > 0.0 && self.lr <= 1.0) {
-            let lr = self.lr;
-            return wrong(format!("--lr is {lr}, but must be above 0 and at most 1"));
-        }
+        command::check_lr(self.lr)?;
         if self.clip.is_nan() || self.clip <= 0.0 {
             return wrong(format!("--clip is {}, but must be above 0", self.clip));
         }
@@ -156,11 +153,34 @@ impl Args {
             .with_dropout(self.dropout)
     }
 
-    /// The step with which this run ends.
-    pub(crate) fn last_step(&self) -> u64 {
-        let steps = self.steps;
+    /// The step with which this run ends, and the option that says so.
+    pub(crate) fn end(&self) -> (&'static str, u64) {
         #[cfg(feature = "ddp")]
-        let steps = self.stop_after.map_or(steps, |stop| stop.min(steps));
-        steps.get()
+        if let Some(stop) = self.stop_after.filter(|stop| *stop < self.steps) {
+            return ("--stop-after", stop.get());
+        }
+        ("--steps", self.steps.get())
+    }
+
+    /// What a run that goes on from a checkpoint should have as it was: the options by which a training is another one, and their values.
+    #[cfg(feature = "ddp")]
+    pub(crate) fn settings(&self, world_size: usize) -> Vec<(String, String)> {
+        let hook = match self.hook {
+            HookName::PowerSgd => format!("power-sgd of rank {}", self.power_sgd_rank),
+            hook => format!("{hook:?}").to_lowercase(),
+        };
+        let settings = [
+            ("--nproc", world_size.to_string()),
+            ("--steps", self.steps.to_string()),
+            ("--batch-size", self.batch_size.to_string()),
+            ("--accumulate", self.accumulate.to_string()),
+            ("--lr", self.lr.to_string()),
+            ("--clip", self.clip.to_string()),
+            ("--dropout", self.dropout.to_string()),
+            ("--hook", hook),
+        ];
+        settings
+            .map(|(option, value)| (option.into(), value))
+            .into()
     }
 }

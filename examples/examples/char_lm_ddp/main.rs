@@ -25,10 +25,10 @@ use burn::module::Module;
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::optim::{GradientsAccumulator, GradientsParams};
 use burn::tensor::{Device, Tensor};
-use burn_ddp_examples::Error;
 use burn_ddp_examples::data::text::{Text, TokenBatch, WindowBatcher};
 use burn_ddp_examples::gpt::Gpt;
 use burn_ddp_examples::steps::Steps;
+use burn_ddp_examples::{Error, command};
 use clap::Parser;
 use report::Report;
 use std::iter;
@@ -56,14 +56,7 @@ type TrainLoader = Arc<dyn DataLoader<TokenBatch>>;
 type ValidationLoader = Arc<dyn DataLoader<TokenBatch>>;
 
 fn main() -> ExitCode {
-    let args = Args::parse();
-    match run(&args) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    command::exit(run(&Args::parse()))
 }
 
 fn run(args: &Args) -> Result<(), Error> {
@@ -115,7 +108,7 @@ fn train(args: &Args, text: &Text, #[cfg(feature = "ddp")] ddp: Ddp) -> Result<(
     // ANCHOR_END: resume
 
     let passes = args.accumulate.get();
-    let (first, last) = (training.step, args.last_step());
+    let (first, last) = (training.step, args.end().1);
     if is_main {
         eprintln!(
             "{}: {} characters to learn from, {} parameters, {world_size} rank(s) with {passes} x {} windows a step",
@@ -127,6 +120,17 @@ fn train(args: &Args, text: &Text, #[cfg(feature = "ddp")] ddp: Ddp) -> Result<(
         if first > 0 {
             let out = args.out.display();
             eprintln!("going on after step {first} of {out}; for a new run name another --out");
+        }
+        #[cfg(feature = "ddp")]
+        if !training.changed.is_empty() {
+            eprintln!(
+                "warning: the run that saved it had other settings: {}; the steps from here on have those of this one",
+                training.changed.join(", ")
+            );
+        }
+        if first >= last {
+            let (option, last) = args.end();
+            eprintln!("no step is left to make: {option} is {last}");
         }
     }
 

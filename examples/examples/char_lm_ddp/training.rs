@@ -28,6 +28,12 @@ pub(crate) struct Training {
     /// The hook that has a state of its own, if it is the one.
     #[cfg(feature = "ddp")]
     power_sgd: Option<Arc<PowerSgdHook>>,
+    /// Options and their values, for whoever goes on from a checkpoint.
+    #[cfg(feature = "ddp")]
+    settings: Vec<(String, String)>,
+    /// In words, those that the checkpoint's run had otherwise.
+    #[cfg(feature = "ddp")]
+    pub(crate) changed: Vec<String>,
 }
 
 impl Training {
@@ -64,6 +70,10 @@ impl Training {
                 HookName::PowerSgd => Some(Arc::new(PowerSgdHook::new(args.power_sgd_rank.get()))),
                 _ => None,
             },
+            #[cfg(feature = "ddp")]
+            settings: args.settings(world_size),
+            #[cfg(feature = "ddp")]
+            changed: Vec::new(),
         })
     }
 }
@@ -80,7 +90,8 @@ impl Training {
             .model("model", &self.model)
             .optimizer("optimizer", &self.optim)
             .scheduler("schedule", &self.schedule)
-            .loader("loader", loader);
+            .loader("loader", loader)
+            .value("settings", &self.settings);
         match &self.power_sgd {
             Some(hook) => snapshot.power_sgd("hook", hook),
             None => snapshot,
@@ -103,11 +114,23 @@ impl Training {
         {
             saved.power_sgd("hook", hook)?;
         }
+        let before: Vec<(String, String)> = saved.value("settings")?;
+        self.changed = changes(&before, &self.settings);
         self.step = saved.step();
         Ok(())
     }
 }
 // ANCHOR_END: checkpoint
+
+/// The options that are not as before, each with both values.
+#[cfg(feature = "ddp")]
+fn changes(before: &[(String, String)], now: &[(String, String)]) -> Vec<String> {
+    let changed = now.iter().filter_map(|(option, value)| {
+        let (_, old) = before.iter().find(|(name, _)| name == option)?;
+        (old != value).then(|| format!("{option} {old} and not {value}"))
+    });
+    changed.collect()
+}
 
 #[cfg(feature = "ddp")]
 impl Training {

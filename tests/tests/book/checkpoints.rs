@@ -1,10 +1,11 @@
 //! The code of the page on checkpoints.
 
 use super::code::{Model, Result, device, loss_of, numbers, optimizer};
+use burn::lr_scheduler::exponential::ExponentialLrSchedulerConfig;
 use burn::optim::GradientsParams;
 use burn_ddp::{Ddp, train::Snapshot};
 use burn_ddp_tests::ranks;
-use std::path::Path;
+use std::{fs, path::Path};
 
 /// Returns the first step, the weight, and the best loss.
 fn train(ddp: &Ddp, dir: &Path, epochs: u64) -> Result<(u64, f32, f64)> {
@@ -71,5 +72,53 @@ fn checkpoints() {
             (2, -51.796875, -357.140625),
         ];
         assert_eq!(run, expected);
+    }
+}
+
+/// Entries of the other kinds: saved, and loaded over what differs. The next rate, this rank's noise, the bytes.
+fn others(ddp: &Ddp, dir: &Path, vocabulary: &Path) -> Result<(f64, Vec<u64>, Vec<u8>)> {
+    let checkpoints = ddp.checkpoints(dir);
+    let config = ExponentialLrSchedulerConfig::new(1.0, 0.5);
+    let mut schedule = config.init()?;
+    schedule.step();
+    let mut noise = vec![7, ddp.rank() as u64];
+    let step = 1;
+    // ANCHOR: others
+    let snapshot = Snapshot::new()
+        .scheduler("schedule", &schedule) // as `init` of its configuration gives it
+        .rank_value("noise", &noise) // each rank's own
+        .bytes("vocabulary", || fs::read(vocabulary)); // read on rank 0 alone
+    checkpoints.save(step, snapshot)?;
+    // ANCHOR_END: others
+    (schedule, noise) = (config.init()?, Vec::new());
+    let saved = checkpoints.load()?.ok_or("no checkpoint")?;
+    // ANCHOR: others_load
+    schedule = saved.scheduler("schedule", schedule)?;
+    if let Some(own) = saved.rank_value("noise")? {
+        noise = own; // there is none on a rank that there was not before
+    }
+    let vocabulary: Vec<u8> = saved.bytes("vocabulary")?;
+    // ANCHOR_END: others_load
+    Ok((schedule.step().base(), noise, vocabulary))
+}
+
+/// Rates of 1, 1/2, ...; the file is there before any rank.
+#[test]
+fn entries_of_other_kinds() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("vocabulary"), "abc").unwrap();
+    let dir = dir.path().to_str().unwrap();
+    let runs = ranks(2).env("BURN_DDP_TEST_BOOK", dir).run(
+        "checkpoints::entries_of_other_kinds",
+        |ddp: Ddp| {
+            let dir = std::env::var("BURN_DDP_TEST_BOOK").unwrap();
+            let vocabulary = Path::new(&dir).join("vocabulary");
+            let dir = Path::new(&dir).join(ddp.group().transport());
+            others(&ddp, &dir, &vocabulary).unwrap()
+        },
+    );
+    for run in runs {
+        let of = |rank| (0.5, vec![7, rank], b"abc".to_vec());
+        assert_eq!(run, [of(0), of(1)]);
     }
 }

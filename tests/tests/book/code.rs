@@ -101,13 +101,13 @@ fn accumulation() {
     }
 }
 
-fn closure(ddp: &Ddp, model: &Model, [first, second]: [Tensor<1>; 2]) -> [Option<f32>; 2] {
+fn closure(ddp: &Ddp, model: Model, [first, second]: [Tensor<1>; 2]) -> [Option<f32>; 2] {
     let gradient = |grads: &GradientsParams| grads.get::<1>(model.w.id).map(|g| floats(g)[0]);
     // ANCHOR: without-sync
-    let nothing = ddp.without_sync(|| loss_of(model, first).backward());
-    let sum = loss_of(model, second).backward();
+    let nothing = ddp.without_sync(|| loss_of(&model, first).backward());
+    let sum = loss_of(&model, second).backward();
     // ANCHOR_END: without-sync
-    [nothing, sum].map(|grads| gradient(&GradientsParams::from_grads(grads, model)))
+    [nothing, sum].map(|grads| gradient(&GradientsParams::from_grads(grads, &model)))
 }
 
 /// Rank 0 has 1 and 2, rank 1 has 3 and 8: sums of 3 and 11.
@@ -116,11 +116,7 @@ fn a_closure_without_sync() {
     let runs = ranks(2).run("code::a_closure_without_sync", |ddp: Ddp| {
         let model = ddp.wrap(Model::new(&device())).unwrap();
         let mine = [[1.0, 2.0], [3.0, 8.0]][ddp.rank()];
-        closure(
-            &ddp,
-            &model,
-            mine.map(|x| Tensor::from_data([x], &device())),
-        )
+        closure(&ddp, model, mine.map(|x| Tensor::from_data([x], &device())))
     });
     for run in runs {
         assert_eq!(run, [[None, Some(7.0)]; 2]);
@@ -128,7 +124,7 @@ fn a_closure_without_sync() {
 }
 
 /// A score is an error here.
-fn evaluate(ddp: &Ddp, model: &Model, loader: &DistributedLoader<Tensor<1>>) -> Result<f64> {
+fn evaluate(ddp: Ddp, model: &Model, loader: &DistributedLoader<Tensor<1>>) -> Result<f64> {
     // ANCHOR: evaluate
     let model = model.valid();
     let mut error = Mean::default(); // a sum and a count
@@ -137,7 +133,7 @@ fn evaluate(ddp: &Ddp, model: &Model, loader: &DistributedLoader<Tensor<1>>) -> 
         let [items] = batch.dims();
         error.add(model.forward(batch).sum().into_scalar(), items);
     }
-    let mean_error = error.reduce(ddp)?; // of all ranks; `None` if there is no item at all
+    let mean_error = error.reduce(&ddp)?; // of all ranks; `None` if there is no item at all
     // ANCHOR_END: evaluate
     Ok(mean_error.unwrap())
 }
@@ -161,8 +157,8 @@ fn evaluation() {
         let loader = |tail| numbers(&ddp, 7, Device::flex()).tail(tail).build().unwrap();
         let mut model = Model::new(&device());
         model.w = Param::from_tensor(Tensor::from_data([2.0], &device()));
-        let exact = evaluate(&ddp, &model, &loader(Tail::Exact)).unwrap();
-        let padded = evaluate(&ddp, &model, &loader(Tail::Pad)).unwrap();
+        let exact = evaluate(ddp.clone(), &model, &loader(Tail::Exact)).unwrap();
+        let padded = evaluate(ddp.clone(), &model, &loader(Tail::Pad)).unwrap();
         let marked = evaluate_padded(&ddp, &model.valid(), &loader(Tail::Pad)).unwrap();
         [exact, padded, marked]
     });

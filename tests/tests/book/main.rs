@@ -7,6 +7,7 @@ mod cluster;
 mod code;
 mod learner;
 mod messages;
+mod names;
 mod optimizers;
 mod pages;
 mod steps;

@@ -1,7 +1,7 @@
 //! The code of the page on optimizers.
 
 use burn::lr_scheduler::{LrScheduler, cosine::CosineAnnealingLrSchedulerConfig};
-use burn::optim::{AdamWConfig, GradientsParams};
+use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
 use burn::prelude::*;
 use burn_ddp::Ddp;
 use burn_ddp::train::{
@@ -29,19 +29,40 @@ fn train(
     let lr = 0.01;
     for step in steps {
         let loss = loss_of(ddp, &model, step);
-        // ANCHOR: clip
         let grads = GradientsParams::from_grads(loss.backward(), &model);
         let (grads, norm) = ddp.clip_grad_norm(grads, &model, 1.0, Norm::L2)?;
-        model = optim.step(lr, model, grads)?;
-        // ANCHOR_END: clip
+        // ANCHOR: zero_step
+        model = optim.step(lr, model, grads)?; // collective
+        // ANCHOR_END: zero_step
         norms.push(norm);
     }
     Ok((model, optim, norms))
 }
 
-fn divided(ddp: &Ddp) -> ZeroRedundancyOptimizer {
+/// [`train`] with Burn's own optimizer.
+fn train_plain(
+    ddp: &Ddp,
+    mut model: Mlp,
+    mut optim: ModuleOptimizer,
+    steps: std::ops::Range<u64>,
+) -> Result<(Mlp, Vec<f64>)> {
+    let mut norms = Vec::new();
+    let lr = 0.01;
+    for step in steps {
+        let loss = loss_of(ddp, &model, step);
+        // ANCHOR: clip
+        let grads = GradientsParams::from_grads(loss.backward(), &model);
+        let (grads, norm) = ddp.clip_grad_norm(grads, &model, 1.0, Norm::L2)?;
+        model = optim.step(lr, model, grads);
+        // ANCHOR_END: clip
+        norms.push(norm);
+    }
+    Ok((model, norms))
+}
+
+fn divided(ddp: Ddp) -> ZeroRedundancyOptimizer {
     // ANCHOR: zero
-    let optim = ZeroRedundancyOptimizer::new(ddp, AdamWConfig::new().init());
+    let optim = ZeroRedundancyOptimizer::new(&ddp, AdamWConfig::new().init());
     // ANCHOR_END: zero
     optim
 }
@@ -49,12 +70,12 @@ fn divided(ddp: &Ddp) -> ZeroRedundancyOptimizer {
 fn save(
     checkpoints: &CheckpointManager,
     step: u64,
-    (model, optim): (&Mlp, &ZeroRedundancyOptimizer),
+    (model, optim): (Mlp, &ZeroRedundancyOptimizer),
 ) -> Result {
     // ANCHOR: save
     let record = optim.to_record()?; // collective; on rank 0 only there is one
     let snapshot = Snapshot::new()
-        .model("model", model)
+        .model("model", &model)
         .optimizer_record("optimizer", record);
     checkpoints.save(step, snapshot)?;
     // ANCHOR_END: save
@@ -62,7 +83,7 @@ fn save(
 }
 
 fn resume(ddp: &Ddp, saved: &Checkpoint) -> Result<(Mlp, ZeroRedundancyOptimizer)> {
-    let optim = divided(ddp);
+    let optim = divided(ddp.clone());
     let model = Mlp::new(&device());
     // ANCHOR: resume
     let model = ddp.wrap(saved.model("model", model)?)?;
@@ -82,9 +103,13 @@ fn dividing_the_state() {
             let dir = Path::new(&dir).join(ddp.group().transport());
             let checkpoints = ddp.checkpoints(dir);
             let model = ddp.wrap(Mlp::new(&device())).unwrap();
-            let (model, optim, norms) = train(&ddp, model, divided(&ddp), 0..2).unwrap();
+            let plain = AdamWConfig::new().init();
+            let (plain, expected) = train_plain(&ddp, model.clone(), plain, 0..2).unwrap();
+            let (model, optim, norms) = train(&ddp, model, divided(ddp.clone()), 0..2).unwrap();
             assert!(norms.iter().all(|norm| *norm > 0.0));
-            save(&checkpoints, 2, (&model, &optim)).unwrap();
+            assert_eq!(norms, expected);
+            assert_eq!(fingerprint(&model), fingerprint(&plain));
+            save(&checkpoints, 2, (model.clone(), &optim)).unwrap();
             let saved = checkpoints.load().unwrap().unwrap();
             let (resumed, again) = resume(&ddp, &saved).unwrap();
             let [one, other] = [(model, optim), (resumed, again)].map(|(model, optim)| {
@@ -97,16 +122,16 @@ fn dividing_the_state() {
 }
 
 fn scaled_step(
-    ddp: &Ddp,
+    ddp: Ddp,
     mut model: Mlp,
-    (optim, scaler): (&mut ZeroRedundancyOptimizer, &mut LossScaler),
+    (optim, scaler): (&mut ModuleOptimizer, &mut LossScaler),
     (loss, lr): (Tensor<1>, f64),
 ) -> Result<Mlp> {
     // ANCHOR: scale
     let grads = GradientsParams::from_grads(scaler.scale(loss).backward(), &model);
-    if let Some(grads) = scaler.unscale(ddp, grads, &model)? {
+    if let Some(grads) = scaler.unscale(&ddp, grads, &model)? {
         let (grads, _) = ddp.clip_grad_norm(grads, &model, 1.0, Norm::L2)?;
-        model = optim.step(lr, model, grads)?;
+        model = optim.step(lr, model, grads);
     } // else all ranks leave out this step
     // ANCHOR_END: scale
     Ok(model)
@@ -117,13 +142,13 @@ fn scaled_step(
 fn scaling_the_loss() {
     ranks(2).run("optimizers::scaling_the_loss", |ddp: Ddp| {
         let mut model = ddp.wrap(Mlp::new(&device())).unwrap();
-        let mut optim = divided(&ddp);
+        let mut optim = AdamWConfig::new().init();
         for (scale, steps) in [(1e39, false), (65536.0, true)] {
             let mut scaler = LossScaler::new().with_scale(scale);
             let before = fingerprint(&model);
             let loss = loss_of(&ddp, &model, 0);
             let state = (&mut optim, &mut scaler);
-            model = scaled_step(&ddp, model, state, (loss, 0.01)).unwrap();
+            model = scaled_step(ddp.clone(), model, state, (loss, 0.01)).unwrap();
             assert_eq!(fingerprint(&model) != before, steps);
             assert_eq!(
                 scaler.current_scale(),

@@ -105,7 +105,9 @@ fn the_code_in_the_pages_is_the_code_that_runs() {
         "tests/tests/book/checkpoints.rs",
         "tests/tests/book/code.rs",
         "tests/tests/book/learner.rs",
+        "tests/tests/book/names.rs",
         "tests/tests/book/optimizers.rs",
+        "tests/tests/book/steps.rs",
     ] {
         for line in read(file).lines() {
             if let Some(region) = line.trim().strip_prefix("// ANCHOR: ") {

@@ -9,10 +9,12 @@ use burn_ddp::{
     BufferPolicy, CommHook, CompressHook, Ddp, GradBucket, NonFinitePolicy, PowerSgdHook, ReduceOp,
     Reduction, WrapConfig,
     group::GroupError,
-    train::{CheckpointManager, Snapshot, SyncBatchNorm},
+    train::{Snapshot, SyncBatchNorm},
 };
 use burn_ddp_tests::{models::Scalar, oracle::floats, ranks};
-use std::{error::Error, path::Path, sync::Arc};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::{error::Error, path::Path};
 
 type Result<T = (), E = Box<dyn Error>> = std::result::Result<T, E>;
 
@@ -212,8 +214,9 @@ fn sixteen_bits() {
 /// A matrix of rank 1 arrives as it is: x^T times ones.
 #[test]
 fn power_sgd() {
-    fn run(ddp: &Ddp, model: Linear, checkpoints: &CheckpointManager) -> Result<Linear> {
+    fn run(ddp: &Ddp, model: Linear, dir: &Path) -> Result<Linear> {
         // ANCHOR: power_sgd
+        let checkpoints = ddp.checkpoints(dir);
         let hook = Arc::new(PowerSgdHook::new(4)); // matrices of rank 4
         if let Some(saved) = checkpoints.load()? {
             saved.power_sgd("hook", &hook)?; // before the first backward pass
@@ -239,10 +242,10 @@ fn power_sgd() {
         .env("BURN_DDP_TEST_BOOK", dir)
         .run("steps::power_sgd", |ddp: Ddp| {
             let dir = std::env::var("BURN_DDP_TEST_BOOK").unwrap();
-            let checkpoints = ddp.checkpoints(Path::new(&dir).join(ddp.group().transport()));
+            let dir = Path::new(&dir).join(ddp.group().transport());
             for _ in 0..2 {
                 let model = LinearConfig::new(32, 32).init(&device());
-                run(&ddp, model, &checkpoints).unwrap();
+                run(&ddp, model, &dir).unwrap();
             }
         });
 }
@@ -279,6 +282,83 @@ fn a_hook_of_ones_own() {
     });
 }
 
+// ANCHOR: memory
+/// Sends multiples of a step, and adds what they leave out to the next gradient.
+#[derive(Debug)]
+struct Multiples {
+    step: f32,
+    left: Mutex<HashMap<String, Vec<f32>>>, // by path
+}
+
+impl CommHook for Multiples {
+    fn describe(&self) -> String {
+        format!("multiples of {}", self.step)
+    }
+
+    fn reduce(&self, bucket: &mut GradBucket<'_>) -> Result<(), GroupError> {
+        let (group, dtype) = (bucket.group(), bucket.dtype());
+        let factor = bucket.factor() as f32; // from the bucket's unit to the gradient's
+        let mut left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
+        // What nobody has used gets no gradient: what is left of it stays for later.
+        for parameter in bucket.parameters().filter(|parameter| parameter.used) {
+            let data = &mut bucket.data_mut()[parameter.range];
+            let data = bytemuck::cast_slice_mut::<u8, f32>(data);
+            let left = left.entry(parameter.path.into()).or_default();
+            left.resize(data.len(), 0.0);
+            for (x, left) in data.iter_mut().zip(left) {
+                let whole = *x * factor + *left;
+                let sent = (whole / self.step).round() * self.step;
+                (*x, *left) = (sent / factor, whole - sent);
+            }
+        }
+        group.all_reduce(bucket.data_mut(), dtype, ReduceOp::Mean)
+    }
+}
+// ANCHOR_END: memory
+
+/// Multiples of 1. Rank 0 sends 0 of 0.4 and then 1 of 0.8, rank 1 sends 1 of 1 twice.
+#[test]
+fn a_hook_with_a_memory() {
+    ranks(2).run("steps::a_hook_with_a_memory", |ddp: Ddp| {
+        let (step, left) = (1.0, Mutex::default());
+        let config = WrapConfig::new().comm_hook(Arc::new(Multiples { step, left }));
+        let model = ddp.wrap_with(Scalar::new(0.0, &device()), config).unwrap();
+        let own = [0.4, 1.0][ddp.rank()];
+        for expected in [0.5, 1.0] {
+            let grads = GradientsParams::from_grads(loss_of(&model, &[own]).backward(), &model);
+            assert_eq!(model.gradient(&grads), Some(expected));
+        }
+    });
+}
+
+/// One sample of 0.4 on rank 0 and three of 1 on rank 1: their parts of the mean are 0.1 and 0.75, of which the ranks send, on two ranks, 0 of 0.2 and 2 of 1.5.
+#[test]
+fn a_hook_with_a_memory_of_weighted_gradients() {
+    ranks(2).run(
+        "steps::a_hook_with_a_memory_of_weighted_gradients",
+        |ddp: Ddp| {
+            let (step, left) = (1.0, Mutex::default());
+            let config = WrapConfig::new()
+                .comm_hook(Arc::new(Multiples { step, left }))
+                .reduction(Reduction::WeightedMean);
+            let model = ddp.wrap_with(Scalar::new(0.0, &device()), config).unwrap();
+            let mine: &[f32] = [&[0.4][..], &[1.0; 3]][ddp.rank()];
+            let loss = loss_of(&model, mine);
+            let grads = ddp.weighted(mine.len(), || loss.backward());
+            let grads = GradientsParams::from_grads(grads, &model);
+            assert_eq!(model.gradient(&grads), Some(1.0));
+        },
+    );
+}
+
+// ANCHOR: sync_field
+#[derive(Module, Debug)]
+struct Block {
+    layer: Linear,
+    norm: SyncBatchNorm, // was `BatchNorm`
+}
+// ANCHOR_END: sync_field
+
 /// Two samples on each rank; the mean of all is 3 and their variance 5.
 #[test]
 fn batch_norm() {
@@ -292,9 +372,15 @@ fn batch_norm() {
     fn run(ddp: Ddp, device: Device, input: Tensor<2>) -> Result<Tensor<2>> {
         // ANCHOR: sync_batch_norm
         let norm = BatchNormConfig::new(2).init(&device);
-        let norm = SyncBatchNorm::new(norm); // same parameters, same records
+        let model = Block {
+            layer: LinearConfig::new(2, 1).init(&device),
+            norm: SyncBatchNorm::new(norm), // same parameters, same records
+        };
+        let model = ddp.wrap(model)?;
         // ANCHOR_END: sync_batch_norm
-        Ok(ddp.wrap(norm)?.forward(input))
+        let input = model.norm.forward(input);
+        assert_eq!(model.layer.forward(input.clone()).dims(), [2, 1]);
+        Ok(input)
     }
     ranks(2).run("steps::batch_norm", |ddp: Ddp| {
         wrap(&ddp, Scalar::new(0.0, &device())).unwrap();

@@ -5,6 +5,7 @@ use super::{
     error::CheckpointError,
     files,
     manifest::{Entry, Kind, Manifest},
+    mismatch::Shapes,
     transfer,
 };
 use crate::{
@@ -95,12 +96,21 @@ impl Checkpoint {
     ///
     /// # Errors
     ///
-    /// [`CheckpointError`]; [`CheckpointError::Unfit`] when the model has other parameters or shapes.
+    /// [`CheckpointError`]; [`CheckpointError::Unfit`] when the model has other parameters or shapes: it names the first one.
     pub fn model<M: Module>(&self, name: &str, model: M) -> Result<M, Error> {
         let bytes = self.entry(name, Kind::Model)?;
-        let record = ModuleRecord::from_bytes(Bytes::from_bytes_vec(bytes));
+        let length = bytes.len();
+        // Shared, so that a second reader costs no copy.
+        let bytes = Bytes::from_bytes_vec(bytes).shared();
+        let view = bytes.view(0, length).unwrap_or_else(|_| bytes.clone());
+        let shapes = Shapes::of(&model);
+        let record = ModuleRecord::from_bytes(view);
         let loaded = record.and_then(|record| model.try_load_record(record));
-        Ok(loaded.map_err(|e| self.unfit(name, e))?)
+        // Burn's own text lists all parameters that differ.
+        Ok(loaded.map_err(|e| match shapes.mismatch(bytes) {
+            Some(mismatch) => self.unfit(name, mismatch),
+            None => self.unfit(name, e),
+        })?)
     }
 
     /// `optimizer` with the saved state. Collective.

@@ -23,6 +23,7 @@ mod load;
 mod lock;
 mod manager;
 mod manifest;
+mod mismatch;
 mod save;
 mod snapshot;
 #[cfg(test)]

@@ -114,10 +114,10 @@ pub(super) fn tell(payload: &(dyn Any + Send)) -> bool {
 
 fn describe(payload: &(dyn Any + Send), place: Option<String>, read: &ReadPayload) -> Record {
     let (text, blame) = message(payload, read);
-    // An error that left `backward` is told like one that was returned.
-    let text = match (read(payload), place) {
-        (Some(_), _) => text,
-        (None, Some(place)) => format!("panicked at {place}: {text}"),
+    let text = match (place, read(payload)) {
+        (Some(place), _) => format!("panicked at {place}: {text}"),
+        // An error that left `backward`, past all hooks, is told like one that was returned.
+        (None, Some(_)) => text,
         (None, None) => format!("panicked: {text}"),
     };
     Record::new(Kind::PanicBegun, &text, blame)

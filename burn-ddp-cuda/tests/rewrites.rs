@@ -9,10 +9,10 @@
 
 use cubecl::{
     MemoryConfiguration,
-    device::{DeviceId, ServiceId},
     ir::MemoryDeviceProperties,
     server::{BufferBinding, Handle, ServerError},
 };
+use cubecl_common::device::{DeviceId, ServiceId};
 use cubecl_environment::stream::StreamId;
 use cubecl_server::{
     logging::ServerLogger,

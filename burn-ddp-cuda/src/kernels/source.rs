@@ -95,12 +95,11 @@ impl Source<'_> {
                 return None;
             }
         }
+        let mut handle = self.handle.clone();
+        handle.offset_start = Some(start);
         let (shape, strides) = joined(self.shape, self.strides);
         Some(Read {
-            handle: Handle {
-                offset_start: Some(start),
-                ..self.handle.clone()
-            },
+            handle,
             shift,
             available,
             len,

@@ -31,7 +31,7 @@ fn devices() -> Vec<Result<Device, String>> {
 }
 
 /// Runs a test on each device, or [skips](skip) it.
-pub fn on_each(test: impl Fn(&Client)) {
+pub(crate) fn on_each(test: impl Fn(&Client)) {
     let devices = devices();
     if devices.is_empty() {
         skip("no runtime was built in: choose a feature");
@@ -49,7 +49,7 @@ pub fn on_each(test: impl Fn(&Client)) {
 }
 
 /// The types that the device has.
-pub fn dtypes(client: &Client) -> Vec<DType> {
+pub(crate) fn dtypes(client: &Client) -> Vec<DType> {
     DType::ALL
         .into_iter()
         .filter(|&dtype| supports(client, dtype))
@@ -57,7 +57,7 @@ pub fn dtypes(client: &Client) -> Vec<DType> {
 }
 
 /// The pairs of types that values are cast between on the device.
-pub fn casts(client: &Client) -> Vec<(DType, DType)> {
+pub(crate) fn casts(client: &Client) -> Vec<(DType, DType)> {
     let dtypes = dtypes(client);
     let pairs = dtypes
         .iter()

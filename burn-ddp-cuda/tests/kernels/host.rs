@@ -5,7 +5,7 @@ use cubecl::{client::Client, server::Handle};
 use half::{bf16, f16};
 
 /// The bytes of values in a type: each is rounded once, to the nearest and from the middle to even.
-pub fn encode(dtype: DType, values: &[f64]) -> Vec<u8> {
+pub(crate) fn encode(dtype: DType, values: &[f64]) -> Vec<u8> {
     let each = |x: &f64| match dtype {
         DType::F32 => (*x as f32).to_ne_bytes().to_vec(),
         DType::F64 => x.to_ne_bytes().to_vec(),
@@ -16,7 +16,7 @@ pub fn encode(dtype: DType, values: &[f64]) -> Vec<u8> {
 }
 
 /// Exact.
-pub fn decode(dtype: DType, bytes: &[u8]) -> Vec<f64> {
+pub(crate) fn decode(dtype: DType, bytes: &[u8]) -> Vec<f64> {
     let each = |x: &[u8]| match dtype {
         DType::F32 => f64::from(f32::from_ne_bytes(x.try_into().unwrap())),
         DType::F64 => f64::from_ne_bytes(x.try_into().unwrap()),
@@ -27,12 +27,12 @@ pub fn decode(dtype: DType, bytes: &[u8]) -> Vec<f64> {
 }
 
 /// What a value is in a type.
-pub fn rounded(dtype: DType, value: f64) -> f64 {
+pub(crate) fn rounded(dtype: DType, value: f64) -> f64 {
     decode(dtype, &encode(dtype, &[value]))[0]
 }
 
 /// What packing makes of a value: a product in f32, or in f64 for f64, cast.
-pub fn scaled(from: DType, to: DType, value: f64, scale: f64) -> f64 {
+pub(crate) fn scaled(from: DType, to: DType, value: f64, scale: f64) -> f64 {
     match from {
         DType::F64 => value * scale,
         _ => rounded(to, f64::from(value as f32 * scale as f32)),
@@ -40,10 +40,10 @@ pub fn scaled(from: DType, to: DType, value: f64, scale: f64) -> f64 {
 }
 
 /// Numbers from a seed.
-pub struct Random(pub u64);
+pub(crate) struct Random(pub(crate) u64);
 
 impl Random {
-    pub fn next(&mut self) -> u64 {
+    pub(crate) fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut x = self.0;
         x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -51,17 +51,17 @@ impl Random {
         x ^ (x >> 31)
     }
 
-    pub fn below(&mut self, n: u64) -> u64 {
+    pub(crate) fn below(&mut self, n: u64) -> u64 {
         self.next() % n
     }
 
     /// In [-1, 1).
-    pub fn unit(&mut self) -> f64 {
+    pub(crate) fn unit(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1_u64 << 52) as f64 - 1.0
     }
 
     /// A value that `dtype` has: mostly ordinary, now and then special.
-    pub fn value(&mut self, dtype: DType) -> f64 {
+    pub(crate) fn value(&mut self, dtype: DType) -> f64 {
         let x = match self.below(16) {
             0 => f64::INFINITY,
             1 => f64::NEG_INFINITY,
@@ -75,12 +75,12 @@ impl Random {
         rounded(dtype, x)
     }
 
-    pub fn values(&mut self, dtype: DType, len: usize) -> Vec<f64> {
+    pub(crate) fn values(&mut self, dtype: DType, len: usize) -> Vec<f64> {
         (0..len).map(|_| self.value(dtype)).collect()
     }
 
     /// Finite and of ordinary size.
-    pub fn ordinary(&mut self, dtype: DType, len: usize) -> Vec<f64> {
+    pub(crate) fn ordinary(&mut self, dtype: DType, len: usize) -> Vec<f64> {
         (0..len)
             .map(|_| rounded(dtype, 4.0 * self.unit()))
             .collect()
@@ -89,17 +89,17 @@ impl Random {
 
 /// A tensor on the host: memory and how to walk through it.
 #[derive(Clone, Debug)]
-pub struct Tensor {
-    pub memory: Vec<f64>,
+pub(crate) struct Tensor {
+    pub(crate) memory: Vec<f64>,
     /// Where the tensor begins.
-    pub offset: usize,
-    pub shape: Vec<usize>,
-    pub strides: Vec<usize>,
-    pub dtype: DType,
+    pub(crate) offset: usize,
+    pub(crate) shape: Vec<usize>,
+    pub(crate) strides: Vec<usize>,
+    pub(crate) dtype: DType,
 }
 
 impl Tensor {
-    pub fn contiguous(dtype: DType, memory: Vec<f64>) -> Self {
+    pub(crate) fn contiguous(dtype: DType, memory: Vec<f64>) -> Self {
         Self {
             shape: vec![memory.len()],
             memory,
@@ -109,12 +109,12 @@ impl Tensor {
         }
     }
 
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.shape.iter().product()
     }
 
     /// The values in logical order.
-    pub fn values(&self) -> Vec<f64> {
+    pub(crate) fn values(&self) -> Vec<f64> {
         let value = |k: usize| {
             let (mut rest, mut at) = (k, self.offset);
             for (n, stride) in self.shape.iter().zip(&self.strides).rev() {
@@ -127,7 +127,7 @@ impl Tensor {
     }
 
     /// On the device.
-    pub fn upload(&self, client: &Client) -> Uploaded {
+    pub(crate) fn upload(&self, client: &Client) -> Uploaded {
         let all = client.create_from_slice(&encode(self.dtype, &self.memory));
         Uploaded {
             handle: all.offset_start((self.offset * self.dtype.size()) as u64),
@@ -136,13 +136,13 @@ impl Tensor {
     }
 }
 
-pub struct Uploaded {
-    pub handle: Handle,
+pub(crate) struct Uploaded {
+    pub(crate) handle: Handle,
     tensor: Tensor,
 }
 
 impl Uploaded {
-    pub fn source(&self) -> Source<'_> {
+    pub(crate) fn source(&self) -> Source<'_> {
         Source {
             handle: &self.handle,
             shape: &self.tensor.shape,
@@ -153,7 +153,7 @@ impl Uploaded {
 }
 
 /// A bucket with one slot for each tensor, all packed.
-pub fn packed(client: &Client, dtype: DType, tensors: &[Tensor], scale: f64) -> Bucket {
+pub(crate) fn packed(client: &Client, dtype: DType, tensors: &[Tensor], scale: f64) -> Bucket {
     let mut bucket = empty(client, dtype, tensors);
     for (slot, tensor) in tensors.iter().enumerate() {
         let tensor = tensor.upload(client);
@@ -163,7 +163,7 @@ pub fn packed(client: &Client, dtype: DType, tensors: &[Tensor], scale: f64) -> 
 }
 
 /// A bucket with one slot for each tensor. Its memory is full of NaN, so that what is not written shows.
-pub fn empty(client: &Client, dtype: DType, tensors: &[Tensor]) -> Bucket {
+pub(crate) fn empty(client: &Client, dtype: DType, tensors: &[Tensor]) -> Bucket {
     let lens: Vec<_> = tensors.iter().map(Tensor::len).collect();
     let mut bucket = Bucket::new(client, BucketLayout::new(dtype, &lens)).unwrap();
     if !bucket.layout().is_empty() {
@@ -176,28 +176,25 @@ pub fn empty(client: &Client, dtype: DType, tensors: &[Tensor]) -> Bucket {
 
 /// All of the bucket's memory. Views of slots share it.
 fn memory(bucket: &Bucket) -> Handle {
-    let view = bucket.unpack(0, bucket.dtype(), 1.0).unwrap();
-    let behind = view.size() - bucket.layout().bytes();
-    Handle {
-        offset_start: None,
-        offset_end: Some(behind),
-        ..view
-    }
+    let mut view = bucket.unpack(0, bucket.dtype(), 1.0).unwrap();
+    view.offset_start = None;
+    view.offset_end = Some(view.size() - bucket.layout().bytes());
+    view
 }
 
 /// The values of the whole bucket, with the padding.
-pub fn contents(client: &Client, bucket: &Bucket) -> Vec<f64> {
+pub(crate) fn contents(client: &Client, bucket: &Bucket) -> Vec<f64> {
     decode(bucket.dtype(), &client.read_one(memory(bucket)).unwrap())
 }
 
 /// The values of a slot, read through the view that `unpack` gives.
-pub fn slot(client: &Client, bucket: &Bucket, slot: usize) -> Vec<f64> {
+pub(crate) fn slot(client: &Client, bucket: &Bucket, slot: usize) -> Vec<f64> {
     let view = bucket.unpack(slot, bucket.dtype(), 1.0).unwrap();
     decode(bucket.dtype(), &client.read_one(view).unwrap())
 }
 
 /// Equal bits, where any NaN equals any other.
-pub fn assert_same(found: &[f64], expected: &[f64], what: &str) {
+pub(crate) fn assert_same(found: &[f64], expected: &[f64], what: &str) {
     assert_eq!(found.len(), expected.len(), "{what}");
     for (k, (x, y)) in found.iter().zip(expected).enumerate() {
         let same = x.to_bits() == y.to_bits() || (x.is_nan() && y.is_nan());

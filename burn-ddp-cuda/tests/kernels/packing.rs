@@ -136,7 +136,7 @@ fn empty_and_single_elements() {
         };
         let bucket = packed(client, DType::F32, &[nothing.clone(), nothing], 1.0);
         assert!(bucket.layout().is_empty());
-        assert_eq!(slot(client, &bucket, 1), []);
+        assert!(slot(client, &bucket, 1).is_empty());
         bucket.wait().unwrap();
     });
 }

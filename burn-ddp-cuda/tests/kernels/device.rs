@@ -40,7 +40,7 @@ pub(crate) fn on_each(test: impl Fn(&Client)) {
         match device {
             Ok(device) => {
                 let client = device.client();
-                eprintln!("on {}", client.name());
+                eprintln!("on {} with {:?}", client.name(), dtypes(&client));
                 test(&client);
             }
             Err(why) => skip(&why),
@@ -83,6 +83,7 @@ fn a_test_without_a_device_is_skipped_unless_it_must_run() {
             ])
             .env("VK_ICD_FILENAMES", "/nonexistent")
             .env("VK_DRIVER_FILES", "/nonexistent")
+            .env("__EGL_VENDOR_LIBRARY_FILENAMES", "/nonexistent")
             .env(REQUIRED, required)
             .output()
             .unwrap();

@@ -80,6 +80,6 @@ fn add<E: Numeric, N: Size>(
 #[cube(launch, address_type = "dynamic")]
 fn add_f64<N: Size>(sum: &mut [Vector<f64, N>], term: &[Vector<f64, N>]) {
     if ABSOLUTE_POS < sum.len() {
-        sum[ABSOLUTE_POS] = sum[ABSOLUTE_POS] + term[ABSOLUTE_POS];
+        sum[ABSOLUTE_POS] += term[ABSOLUTE_POS];
     }
 }

@@ -20,7 +20,7 @@ pub(super) fn launch_copy(
         return;
     }
     let sizes = client.io_optimized_vector_sizes(from.size().max(to.size()));
-    let vector = read.vector(sizes.filter(|v| len % v == 0));
+    let vector = read.vector(sizes.filter(|&v| len.is_multiple_of(v)));
     let launch = Launch::new(client, len, vector);
     let address = AddressType::from_len(len.max(read.available));
     let input = buffer(read.handle.clone(), read.available / vector);

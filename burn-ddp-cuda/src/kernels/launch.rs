@@ -31,7 +31,7 @@ pub(super) fn buffer(handle: Handle, len: usize) -> BufferArg {
 pub(super) fn vectors(client: &Client, size: usize, len: usize) -> usize {
     client
         .io_optimized_vector_sizes(size)
-        .filter(|v| len % v == 0)
+        .filter(|&v| len.is_multiple_of(v))
         .max()
         .unwrap_or(1)
 }

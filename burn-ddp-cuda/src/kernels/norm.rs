@@ -105,8 +105,8 @@ fn sum_squares<E: Numeric, A: Numeric, B: Int, N: Size>(
     let mask = Vector::<B, N>::new(B::cast_from(ones));
     let mut sum = Vector::<A, N>::from_int(0);
     let mut not_finite = A::from_int(0);
-    let mut pos = CUBE_POS as usize * CUBE_DIM as usize + UNIT_POS as usize;
-    let step = CUBE_COUNT as usize * CUBE_DIM as usize;
+    let mut pos = CUBE_POS * CUBE_DIM as usize + UNIT_POS as usize;
+    let step = CUBE_COUNT * CUBE_DIM as usize;
     while pos < input.len() {
         let x = Vector::<A, N>::cast_from(input[pos]);
         sum += x * x;
@@ -137,7 +137,7 @@ fn sum_squares<E: Numeric, A: Numeric, B: Int, N: Size>(
             cube_sum += sums[unit];
             cube_flag += flags[unit];
         }
-        partials[CUBE_POS as usize] = cube_sum;
-        partials[CUBE_COUNT as usize + CUBE_POS as usize] = cube_flag;
+        partials[CUBE_POS] = cube_sum;
+        partials[CUBE_COUNT + CUBE_POS] = cube_flag;
     }
 }

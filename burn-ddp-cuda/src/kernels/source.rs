@@ -77,7 +77,7 @@ impl Source<'_> {
             .checked_sub(self.handle.offset_end.unwrap_or(0))?;
         let available = usize::try_from(end.checked_sub(start)?).ok()? / size;
         let shift = usize::try_from(before).ok()?;
-        if shift % size != 0 {
+        if !shift.is_multiple_of(size) {
             return None;
         }
         let shift = shift / size;
@@ -117,17 +117,18 @@ impl Read {
 
     /// The widest vectors in which the values can be read, of those that `sizes` offers.
     pub(super) fn vector(&self, sizes: impl Iterator<Item = usize>) -> usize {
-        let (Some((&n, outer_n)), Some((&stride, outer))) =
-            (self.shape.split_last(), self.strides.split_last())
+        let (Some(&n), Some((&stride, outer))) = (self.shape.last(), self.strides.split_last())
         else {
             return 1;
         };
-        debug_assert_eq!(outer_n.len(), outer.len());
         if stride != 1 {
             return 1;
         }
         sizes
-            .filter(|v| n % v == 0 && self.shift % v == 0 && outer.iter().all(|s| s % v == 0))
+            .filter(|&v| {
+                let mut all = outer.iter().chain([&n, &self.shift]);
+                all.all(|x| x.is_multiple_of(v))
+            })
             .max()
             .unwrap_or(1)
     }
@@ -157,17 +158,17 @@ mod tests {
 
     #[test]
     fn dimensions_are_joined_where_their_elements_follow_each_other() {
-        let cases: [(&[usize], &[usize], &[usize], &[usize]); 8] = [
-            (&[], &[], &[1], &[1]),
-            (&[1, 1], &[7, 3], &[1], &[1]),
-            (&[64, 3, 7, 7], &[147, 49, 7, 1], &[9408], &[1]),
-            (&[4, 6], &[8, 1], &[4, 6], &[8, 1]), // padded rows
-            (&[6, 4], &[1, 6], &[6, 4], &[1, 6]), // transposed
-            (&[5, 2, 3], &[0, 3, 1], &[5, 6], &[0, 1]), // repeated rows
-            (&[2, 3, 5], &[0, 0, 1], &[6, 5], &[0, 1]), // repeated twice
-            (&[2, 1, 3], &[12, 99, 4], &[6], &[4]), // every fourth
+        let cases: [[&[usize]; 4]; 8] = [
+            [&[], &[], &[1], &[1]],
+            [&[1, 1], &[7, 3], &[1], &[1]],
+            [&[64, 3, 7, 7], &[147, 49, 7, 1], &[9408], &[1]],
+            [&[4, 6], &[8, 1], &[4, 6], &[8, 1]], // padded rows
+            [&[6, 4], &[1, 6], &[6, 4], &[1, 6]], // transposed
+            [&[5, 2, 3], &[0, 3, 1], &[5, 6], &[0, 1]], // repeated rows
+            [&[2, 3, 5], &[0, 0, 1], &[6, 5], &[0, 1]], // repeated twice
+            [&[2, 1, 3], &[12, 99, 4], &[6], &[4]], // every fourth
         ];
-        for (shape, strides, joined_shape, joined_strides) in cases {
+        for [shape, strides, joined_shape, joined_strides] in cases {
             assert_eq!(
                 joined(shape, strides),
                 (joined_shape.to_vec(), joined_strides.to_vec()),

@@ -3,6 +3,11 @@
 //! This crate does not depend on `burn-ddp`: the process-group trait and the reducer stay there and adapt what this crate offers, so that a
 //! build without a GPU never compiles it. It does not link NCCL or CUDA either, so it builds, and says what is missing, on any machine.
 //!
+//! # Kernels
+//!
+//! The module `kernels` (with the feature `kernels`, which each of `wgpu`, `cpu` and `cuda` brings with its runtime) holds gradients in
+//! buckets on the device: packed with a factor and a cast, measured, added and given back, on any device that cubecl knows.
+//!
 //! # NCCL
 //!
 //! [`nccl`] is a small binding to NCCL 2.19 or later, loaded at run time:
@@ -45,7 +50,9 @@
 //!
 //! # Tests
 //!
-//! The tests need no GPU: a library that stands in for NCCL (`tests/mock-nccl` of the repository) does the same work between processes on
+//! The tests need no GPU: the kernels run on Mesa's software Vulkan (`cargo test -p burn-ddp-cuda --features wgpu`), and a library that stands in for NCCL (`tests/mock-nccl` of the repository) does the same work between processes on
 //! host memory, checks that NCCL's rules for callers are kept, and fails on demand.
 
+#[cfg(feature = "kernels")]
+pub mod kernels;
 pub mod nccl;
